@@ -1,0 +1,195 @@
+"""What a framework has to tell the planner: rules, memory layout, recomputation choices and overlap habits.
+
+A backend is data plus small array functions; it knows nothing of times or of the search.  Rules, with their ids and reasons,
+are the single place where a framework's limits are stated: the search counts rejections by them and error messages quote them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
+from planner.specs.cluster import Cluster
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import RecomputeMode, Schedule
+
+Tensor = Literal[
+    "norm_input",  # residual stream entering each norm
+    "norm_output",  # normalised input of the attention and MLP matrices
+    "qkv",  # query, key, value after rotary position
+    "attention_scores",  # materialised only without flash attention
+    "attention_output",
+    "latent",  # compressed query and key/value of latent attention
+    "mlp_up",  # output of the gate and up (or the first) matrix
+    "mlp_act",  # activation function output, input of the down matrix
+    "router",
+    "mixer_state",  # everything a Mamba or delta-net mixer saves
+]
+"""The saved activations of one layer; the cost model gives each its size, a recompute kind names those it drops."""
+
+Work = Literal["attention_core", "norms", "activation", "mlp", "qkv_up", "half_matmuls", "layer", "moe"]
+"""Forward work that recomputation repeats in the backward pass."""
+
+
+@dataclass(frozen=True)
+class RecomputeKind:
+    """One choice of activation recomputation that a framework can express."""
+
+    id: str
+    mode: RecomputeMode
+    modules: tuple[str, ...] = ()
+    """The framework's own names, as its configuration spells them."""
+    drops: frozenset[Tensor] = frozenset()
+    """Saved tensors that are no longer kept ("full" drops everything but the layer input)."""
+    keeps: float = 0.0
+    """Share of the dropped bytes that stays all the same (per-operator policies keep every second matmul output)."""
+    repeats: frozenset[Work] = frozenset()
+    layer_count: bool = False
+    """The number of recomputed layers of a stage can be chosen (otherwise every layer is treated alike)."""
+    regathers: bool = False
+    """The repeated forward work includes its tensor-parallel (and expert) communication."""
+
+
+@dataclass(frozen=True)
+class RuleContext:
+    """What a rule may look at."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    batch: StrategyBatch
+    kinds: tuple[RecomputeKind, ...]
+
+    @property
+    def grad_accum(self) -> IntArray:
+        return self.batch.grad_accum(self.job.global_batch)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A limit of the framework (or of arithmetic) that every strategy must keep."""
+
+    id: str
+    """Stable, kebab-case, prefixed by nothing: the backend's name is known from the context."""
+    reason: str
+    """One sentence: what must hold and why the framework insists."""
+    source: str
+    """Where the framework enforces it (file, class or document)."""
+    holds: Callable[[RuleContext], BoolArray]
+    """True for the candidates that keep the rule."""
+    equation: Callable[[RuleContext, int], str]
+    """The rule with the values of candidate i filled in: ``heads(64) % tp(6) = 4, must be 0``."""
+    allowed: Callable[[RuleContext, int], str] | None = None
+    """What would be accepted instead, if that can be listed: ``tp in 1, 2, 4, 8``."""
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes per parameter resident on one GPU, for a shard degree each candidate has; arrays of length N."""
+
+    weights: FloatArray
+    gradients: FloatArray
+    optimizer: FloatArray
+    """Master weights and moments that are on the GPU when nothing is offloaded."""
+    offloadable: FloatArray
+    """Of these bytes, what a full optimizer offload (fraction 1) removes from the GPU."""
+    host: FloatArray
+    """Bytes that a full optimizer offload puts into host memory, buffers included."""
+    step_temporary: FloatArray
+    """Extra bytes alive only during the optimizer step."""
+
+
+@dataclass(frozen=True)
+class BufferContext:
+    """What the size of a framework's working buffers depends on; arrays of length N, counts of parameters per rank after
+    tensor- and expert-parallel splitting, before data-parallel sharding."""
+
+    model: ModelSpec
+    job: Job
+    batch: StrategyBatch
+    rank_params: FloatArray
+    """Parameters of the fullest pipeline rank."""
+    layer_params: FloatArray
+    """Parameters of the largest layer (all its local experts included)."""
+    root_params: FloatArray
+    """Embedding, head and final norm: what lies outside the layers."""
+    distinct_weight_params: FloatArray
+    """One copy of each distinct weight shape of a layer plus the head: what dummy gradients of fused accumulation cover."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How the framework runs a step, as far as time and memory depend on it."""
+
+    gradient_reduce_bytes: Callable[[Job], float]
+    """Bytes per parameter of the gradient reduction."""
+    data_parallel_overlap: Literal["last-micro-batch", "every-layer"]
+    """Gradients are reduced once, behind the last backward pass (Megatron, ZeRO-1), or layer by layer in every micro-batch."""
+    tensor_parallel_overlap: float
+    """Share of tensor-parallel collectives hidden behind matrix multiplications."""
+    fused_kernels: bool
+    """Norm, rotary, activation and residual kernels are fused; otherwise eager elementwise kernels run."""
+    loss_bytes_per_logit: Callable[[Job], float]
+    """Bytes per logit alive at the peak of the loss."""
+    activation_overhead: float
+    """Saved activation bytes over the tensor-by-tensor count (eager stacks save more)."""
+    loss_vocab_parallel: bool
+    """Logits stay split over the tp ranks in the loss."""
+    embedding_vocab_parallel: bool
+    """The embedding table and the head are split over the tp ranks."""
+    deallocates_stage_outputs: bool
+    """Pipeline outputs are freed after they are sent."""
+    context_parallel_comm: Literal["ring", "all-gather", "all-to-all"]
+    kernels_per_layer: int
+    """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""
+    vocab_multiple: int
+    """The vocabulary is padded to a multiple of this times tp (1: not padded)."""
+    allocator_factor: float
+    """Reserved over allocated bytes."""
+
+
+class Backend(ABC):
+    """A training framework in a stated version range."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    versions: ClassVar[str]
+    """Version range whose rules and flags are meant."""
+    rules: ClassVar[tuple[Rule, ...]]
+    habits: ClassVar[Habits]
+    expert_degrees: ClassVar[bool]
+    """ep and etp can exceed 1."""
+
+    @abstractmethod
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        """Recompute choices that exist for this model, "none" first."""
+
+    @abstractmethod
+    def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
+        """Pipeline schedules for that many stages and chunks; ("none",) for pp = 1."""
+
+    @abstractmethod
+    def layouts(self, model: ModelSpec, pp: int, vpp: int) -> Literal["free", "fixed"]:
+        """Whether the layers of each virtual stage can be chosen freely or follow from the framework's own split."""
+
+    @abstractmethod
+    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
+        """Layers of the pp * vpp virtual stages when nobody says otherwise; None when there is no legal split."""
+
+    @abstractmethod
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Bytes per parameter when sharded states are spread over ``shard`` GPUs (dense and expert weights differ in it)."""
+
+    @abstractmethod
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        """Named working buffers of one GPU (gather windows, buckets, dummy gradients), bytes, arrays of length N."""
+
+    def broken_rules(self, context: RuleContext) -> list[tuple[Rule, BoolArray]]:
+        """Each rule with the mask of candidates that break it, in the order of ``rules``."""
+        return [(rule, np.logical_not(rule.holds(context))) for rule in self.rules]

@@ -1,0 +1,165 @@
+"""The hardware a job runs on: accelerator, node, network, and what each of them can do at best.
+
+Peak rates are dense figures and link bandwidths are one direction; measured plateaus stand beside them with their source.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from planner.specs.base import Spec
+
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4"]
+
+
+class Sourced(Spec):
+    """A group of figures with where they come from."""
+
+    source: tuple[str, ...] = Field(min_length=1)
+    """Documents or measurements the figures were taken from."""
+    as_of: str = Field(pattern=r"^\d{4}-\d{2}(-\d{2})?$")
+    """Month or day at which the figures were read."""
+    note: str = ""
+
+
+class DeviceMemory(Sourced):
+    advertised_bytes: int = Field(gt=0)
+    """Vendor figure (decimal GB)."""
+    allocatable_bytes: int = Field(gt=0)
+    """Total that PyTorch can reach, before the CUDA context (its out-of-memory messages print it)."""
+    bytes_per_s: float = Field(gt=0)
+    """Peak HBM or GDDR bandwidth."""
+
+
+class ComputeRates(Sourced):
+    """Dense FLOP/s by number format; null means unsupported or unpublished."""
+
+    fp32: float | None = None
+    tf32: float | None = None
+    fp16: float | None = None
+    bf16: float | None = None
+    fp8: float | None = None
+    fp6: float | None = None
+    fp4: float | None = None
+
+
+class Fabric(Sourced):
+    """The fast links inside one domain (NVLink, Infinity Fabric, PCIe)."""
+
+    kind: str
+    """Link type, such as nvlink4, infinity-fabric or pcie4."""
+    topology: Literal["switch", "mesh", "pcie", "pair", "torus", "none"]
+    domain_gpus: int = Field(gt=0)
+    """GPUs that the fast links join."""
+    bytes_per_s: float = Field(gt=0)
+    """One direction, per GPU, all its links together."""
+    pair_bytes_per_s: float | None = None
+    """One pair, one direction, where a pair cannot use every link (meshes)."""
+    all_reduce_bus_bytes_per_s: float | None = None
+    """Measured ring all-reduce bus bandwidth of a full domain at large messages; null: not measured."""
+    switch_reduce_bus_bytes_per_s: float | None = None
+    """The same with in-switch reduction (NVLS); all-reduce only."""
+    all_gather_bus_bytes_per_s: float | None = None
+    all_to_all_bytes_per_s: float | None = None
+    """Measured all-to-all bytes/s per GPU within the domain."""
+
+
+class HostLink(Sourced):
+    kind: str
+    bytes_per_s: float = Field(gt=0)
+    """Nominal, one direction."""
+    measured_bytes_per_s: float | None = None
+
+
+class Price(Sourced):
+    """US dollars per GPU-hour on demand; null where no quotation was found."""
+
+    low_usd: float | None = None
+    mid_usd: float | None = None
+    high_usd: float | None = None
+
+
+class Accelerator(Spec):
+    """One accelerator model: what the catalogue knows of it."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    vendor: str
+    architecture: str
+    """Volta, Ampere, Ada, Hopper, Blackwell, CDNA3 ...: decides number formats and kernel generations."""
+    sms: int | None = Field(default=None, gt=0)
+    """Streaming multiprocessors (or compute units)."""
+    power_w: float | None = None
+    memory: DeviceMemory
+    peak: ComputeRates
+    achieved: ComputeRates
+    """Best large-GEMM rate found in public sweeps."""
+    fabric: Fabric
+    host_link: HostLink
+    network_bytes_per_s: float = Field(gt=0)
+    """Usual NIC line rate per GPU, one direction."""
+    network_note: str = ""
+    price: Price
+    confidence: Literal["a", "b", "c"]
+    """a: vendor figure confirmed by a public measurement; b: vendor figure; c: secondary source."""
+    note: str = ""
+
+
+class System(Sourced):
+    """A reference node type; fills what the user does not give."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    accelerator: str
+    gpus_per_node: int = Field(gt=0)
+    """GPUs of one operating-system image (what a launcher calls a node)."""
+    domain_gpus: int = Field(gt=0)
+    """GPUs of one fast-link domain (72 for NVL72 although a node has 4)."""
+    nics_per_node: int = Field(gt=0)
+    nic_bytes_per_s: float = Field(gt=0)
+    network: str
+    network_bus_bytes_per_s: float | None = None
+    """Measured large-message all-reduce bus bandwidth over several nodes, whole node; null: not measured."""
+    host_cores_per_node: int = Field(gt=0)
+    host_memory_bytes_per_node: int = Field(gt=0)
+
+
+class Cluster(Spec):
+    """The machines given to one job."""
+
+    accelerator: Accelerator
+    gpus: int = Field(gt=0, le=1_000_000)
+    gpus_per_node: int = Field(gt=0, le=1024)
+    domain_gpus: int = Field(gt=0, le=100_000)
+    """GPUs that share the fast links; groups of contiguous ranks no larger than this stay on them."""
+    nics_per_node: int = Field(gt=0, le=1024)
+    nic_bytes_per_s: float = Field(gt=0)
+    network_bus_bytes_per_s: float | None = Field(default=None, gt=0)
+    oversubscription: float = Field(default=1.0, ge=1.0)
+    """How much the network above the node is oversubscribed (2 halves what leaves it)."""
+    memory_bytes_per_gpu: int = Field(gt=0)
+    """What an allocator can reach on one GPU."""
+    host_memory_bytes_per_node: int = Field(gt=0)
+    host_cores_per_node: int = Field(gt=0)
+    nvme_bytes_per_s: float | None = Field(default=None, gt=0)
+    """Sustained NVMe write bandwidth of a node; null: no NVMe offload."""
+    usd_per_gpu_hour: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> Cluster:
+        if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
+            raise ValueError(
+                f"gpus({self.gpus}) % gpus_per_node({self.gpus_per_node}) = {self.gpus % self.gpus_per_node}: "
+                "the GPUs do not fill whole nodes"
+            )
+        return self
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in use."""
+        return -(-self.gpus // self.gpus_per_node)
+
+    @property
+    def local_gpus(self) -> int:
+        """GPUs used on one node (fewer than the node has when the job is smaller than a node)."""
+        return min(self.gpus, self.gpus_per_node)

@@ -1,0 +1,45 @@
+"""Units and their formatting: the only place where GiB, GB, TFLOP/s and friends are converted.
+
+Inside the product every quantity is in bytes, seconds, FLOP, bytes/s or FLOP/s; nothing here imports other planner modules.
+"""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+KB = 1_000
+MB = 1_000_000
+GB = 1_000_000_000
+TERA = 1_000_000_000_000
+BITS_PER_BYTE = 8
+MICROSECOND = 1e-6
+
+
+def gib(size_bytes: float) -> str:
+    """Format bytes as GiB with the digits a reader can use (``71.3 GiB``)."""
+    return f"{size_bytes / GIB:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration with three significant digits (``14.7 s``, ``320 ms``, ``45 us``)."""
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def count(value: float) -> str:
+    """Format a parameter or token count (``70.6B``, ``4.2M``, ``512``)."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{unit}"
+    return f"{value:.0f}"
+
+
+def percent(ratio: float) -> str:
+    """Format a ratio as a percentage with one decimal (``41.2 %``)."""
+    return f"{100 * ratio:.1f} %"
