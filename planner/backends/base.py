@@ -6,10 +6,11 @@ are the single place where a framework's limits are stated: the search counts re
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -124,6 +125,20 @@ class BufferContext:
 
 
 @dataclass(frozen=True)
+class OffloadChoice:
+    """A way to move states off the GPU that a framework can express."""
+
+    device: Literal["cpu", "nvme"]
+    """Where the optimizer states go."""
+    parameters: Literal["none", "cpu", "nvme"]
+    """Where the weights go, if they go too."""
+    zero_stages: tuple[int, ...]
+    """Stages at which the choice exists."""
+    steps: int
+    """The offloaded share is a multiple of 1/steps; 1 means all or nothing."""
+
+
+@dataclass(frozen=True)
 class Habits:
     """How the framework runs a step, as far as time and memory depend on it."""
 
@@ -152,6 +167,9 @@ class Habits:
     """The vocabulary is padded to a multiple of this times tp (1: not padded)."""
     allocator_factor: float
     """Reserved over allocated bytes."""
+    attention_kernel: Literal["vendor", "flash2"] = "flash2"
+    """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that PyTorch and Hugging
+    Face models call, which leaves part of newer hardware unused."""
 
 
 class Backend(ABC):
@@ -165,6 +183,10 @@ class Backend(ABC):
     habits: ClassVar[Habits]
     expert_degrees: ClassVar[bool]
     """ep and etp can exceed 1."""
+    zero_stages: ClassVar[tuple[int, ...]]
+    sequence_parallel_choices: ClassVar[tuple[bool, ...]]
+    """Values of sequence_parallel that tp > 1 allows."""
+    offloads: ClassVar[tuple[OffloadChoice, ...]]
 
     @abstractmethod
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
@@ -173,6 +195,14 @@ class Backend(ABC):
     @abstractmethod
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
         """Pipeline schedules for that many stages and chunks; ("none",) for pp = 1."""
+
+    @abstractmethod
+    def shard_degrees(self, cluster: Cluster, tp: int, cp: int, dp: int, zero_stage: int) -> tuple[int, ...]:
+        """Shard degrees worth trying for dense weights, dp * cp first; (1,) at stage 0."""
+
+    def secondary_shard_degrees(self, cluster: Cluster, shard_degree: int, zero_stage: int) -> tuple[int, ...]:
+        """Sizes of a second, nearer parameter shard; (0,) where there is none."""
+        return (0,)
 
     @abstractmethod
     def layouts(self, model: ModelSpec, pp: int, vpp: int) -> Literal["free", "fixed"]:
@@ -189,6 +219,12 @@ class Backend(ABC):
     @abstractmethod
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Named working buffers of one GPU (gather windows, buckets, dummy gradients), bytes, arrays of length N."""
+
+    def with_habits(self, **changes: Any) -> Self:
+        """The same framework run differently (for example with tensor-parallel overlap switched on)."""
+        other = copy.copy(self)
+        other.__dict__["habits"] = replace(self.habits, **changes)
+        return other
 
     def broken_rules(self, context: RuleContext) -> list[tuple[Rule, BoolArray]]:
         """Each rule with the mask of candidates that break it, in the order of ``rules``."""

@@ -82,6 +82,14 @@ class StageModel:
     """(N,) more on the last rank: logits and loss beyond the common transient."""
     step_temporary_layer_bytes: FloatArray
     """(N, K) alive only in the optimizer step, when no activations are."""
+    layer_host_bytes: FloatArray
+    """(N, K) host memory of one rank for one layer when the optimizer is fully offloaded."""
+    first_host_bytes: FloatArray
+    last_host_bytes: FloatArray
+    fixed_host_bytes: FloatArray
+    """(N,) host memory of one rank whatever is offloaded (process, pinned buffers, offloaded parameters)."""
+    local_ranks: FloatArray
+    """(N,) ranks of one node."""
     memory_factor: FloatArray
     """(N,) reserved over allocated."""
     device_overhead_bytes: FloatArray
@@ -110,7 +118,9 @@ class StageResult:
     rank_memory_bytes: FloatArray
     """(N, P) peak on the device."""
     peak_memory_bytes: FloatArray
-    """(N,)"""
+    """(N,) worst rank."""
+    host_memory_bytes_per_node: FloatArray
+    """(N,) a node full of the worst rank."""
 
 
 def _ends(first: FloatArray, last: FloatArray, ranks: int) -> FloatArray:
@@ -178,4 +188,6 @@ def assemble(model: StageModel, layers: IntArray, recomputed: IntArray, offload:
         np.maximum(forward_backward, optimizer_step) * model.memory_factor[:, None]
         + model.device_overhead_bytes[:, None]
     )
-    return StageResult(rank_time, pipeline, tail, step, memory, memory.max(axis=1))
+    host = per_rank(layers, model.layer_host_bytes) + _ends(model.first_host_bytes, model.last_host_bytes, p)
+    node = model.local_ranks * (offload * host.max(axis=1) + model.fixed_host_bytes)
+    return StageResult(rank_time, pipeline, tail, step, memory, memory.max(axis=1), node)

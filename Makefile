@@ -1,0 +1,29 @@
+# One way to check: `make check` and `make test`.  Both need only Python 3.11+; they create .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: check format test coverage clean
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+check: $(BIN)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(BIN)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: $(BIN)/.installed
+	$(BIN)/python -m pytest -n 2 -q
+
+coverage: $(BIN)/.installed
+	$(BIN)/python -m pytest -n 2 -q --cov --cov-report=term
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

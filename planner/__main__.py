@@ -1,0 +1,8 @@
+"""``python -m planner`` is the ``planner`` command."""
+
+from __future__ import annotations
+
+from planner.cli.app import main
+
+if __name__ == "__main__":
+    main()

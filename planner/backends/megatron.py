@@ -1,0 +1,187 @@
+"""Megatron-LM: tensor, sequence, context, pipeline and expert parallelism with the distributed optimizer.
+
+Plans run with pretrain_gpt.py and Transformer Engine.  Choices that the written arguments fix, and that memory and time depend on:
+gradients accumulate in fp32, the loss uses the native fused cross entropy (--cross-entropy-loss-fusion) unless the job asks for the
+eager one, ring context parallelism (p2p), grouped GEMM with the all-to-all dispatcher, and fp8 with current scaling on Hopper and
+mxfp8 on Blackwell: delayed scaling would forbid recomputing norms and expert activations.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from planner.backends.base import Backend, BufferContext, Habits, OffloadChoice, RecomputeKind, StateBytes, Tensor
+from planner.backends.megatron_rules import RULES
+from planner.backends.rule_kit import divisors
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
+from planner.specs.cluster import Cluster
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import Schedule
+
+# Bytes per parameter, docs/user-guide/features/dist_optimizer.md and megatron/training/theoretical_memory_usage.py.
+WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0}
+"""fp8 on Hopper: the bf16 weight plus cached row-wise and transposed fp8 copies (mxfp8 on Blackwell holds two copies as well)."""
+GRADIENT_BYTES = {"bf16": 4.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0}
+OPTIMIZER_BYTES = {"bf16": 12.0, "fp16": 16.0, "fp32": 8.0, "fp8": 12.0}
+"""fp32 master weights and two moments; fp16 adds an fp32 copy of the gradients; fp32 weights need no master."""
+OFFLOAD_HOST_BYTES = 20.0
+"""HybridDeviceOptimizer: pinned bf16 weight and gradient (4), their fp32 copies (8), two fp32 moments (8)."""
+
+EAGER_LOSS_BYTES = 10.0
+FUSED_LOSS_BYTES = 4.0
+"""Per logit: 4 fitted on 19 measured runs with the fused loss; 8 to 10 for bf16 logits, fp32 softmax and bf16 gradient unfused."""
+
+EVERYTHING: frozenset[Tensor] = frozenset(get_args(Tensor))
+
+NONE = RecomputeKind("none", "none")
+CORE_ATTENTION = RecomputeKind(
+    "core_attn", "selective", ("core_attn",), frozenset({"attention_scores"}), repeats=frozenset({"attention_core"})
+)
+# The input of the MLP checkpoint stays: only what the MLP itself saves goes.
+MLP = RecomputeKind("mlp", "selective", ("mlp",), frozenset({"mlp_up", "mlp_act"}), repeats=frozenset({"mlp"}))
+MOE_ACTIVATION = RecomputeKind(
+    "moe_act", "selective", ("moe_act",), frozenset({"mlp_act"}), repeats=frozenset({"activation"})
+)
+MLA_UP = RecomputeKind(
+    "mla_up_proj", "selective", ("mla_up_proj",), frozenset({"qkv"}), repeats=frozenset({"qkv_up"})
+)
+MOE = RecomputeKind(
+    "moe",
+    "selective",
+    ("moe",),
+    frozenset({"mlp_up", "mlp_act", "router"}),
+    repeats=frozenset({"moe"}),
+    regathers=True,
+)
+FULL = RecomputeKind(
+    "full", "full", (), EVERYTHING, repeats=frozenset({"layer"}), layer_count=True, regathers=True
+)
+
+
+def _norm_kind(keeps: float) -> RecomputeKind:
+    return RecomputeKind(
+        "layernorm",
+        "selective",
+        ("layernorm",),
+        frozenset({"norm_output"}),
+        keeps=keeps,
+        repeats=frozenset({"norms"}),
+    )
+
+
+def _joined(*kinds: RecomputeKind) -> RecomputeKind:
+    """Several selective modules at once."""
+    return RecomputeKind(
+        "+".join(kind.id for kind in kinds),
+        "selective",
+        tuple(module for kind in kinds for module in kind.modules),
+        frozenset().union(*(kind.drops for kind in kinds)),
+        repeats=frozenset().union(*(kind.repeats for kind in kinds)),
+        regathers=any(kind.regathers for kind in kinds),
+    )
+
+
+def _mixture_kinds(latent_attention: bool) -> list[RecomputeKind]:
+    """Selective choices of a mixture of experts.
+
+    Transformer Engine fuses a norm into the matrix that follows, and a fused norm cannot be recomputed: with plain attention only
+    the norm before the router stands alone (half of the norm outputs), with latent attention both do
+    (megatron/core/models/gpt/gpt_layer_specs.py).
+    """
+    norms = _norm_kind(0.0 if latent_attention else 0.5)
+    if not latent_attention:
+        return [norms, MOE_ACTIVATION, MOE]
+    return [norms, MOE_ACTIVATION, MLA_UP, _joined(norms, MOE_ACTIVATION, MLA_UP), MOE]
+
+
+class Megatron(Backend):
+    """Megatron-LM as released with megatron-core 0.16 to 0.19."""
+
+    name = "megatron"
+    title = "Megatron-LM"
+    versions = "megatron-core >=0.16,<0.20"
+    rules = RULES
+    expert_degrees = True
+    zero_stages = (0, 1)
+    sequence_parallel_choices = (True, False)
+    offloads = (OffloadChoice("cpu", "none", (1,), steps=20),)
+    habits = Habits(
+        gradient_reduce_bytes=lambda job: GRADIENT_BYTES[job.precision],
+        data_parallel_overlap="last-micro-batch",
+        # Written without --tp-comm-overlap, which needs user buffers sized by hand: collectives are exposed.
+        tensor_parallel_overlap=0.0,
+        fused_kernels=True,
+        loss_bytes_per_logit=lambda job: EAGER_LOSS_BYTES if job.loss == "eager" else FUSED_LOSS_BYTES,
+        activation_overhead=1.0,
+        loss_vocab_parallel=True,
+        embedding_vocab_parallel=True,
+        deallocates_stage_outputs=True,
+        context_parallel_comm="ring",
+        # 12 forward (norms, two matrices of each half, rotary, attention, activation, residuals) and twice that backward.
+        kernels_per_layer=36,
+        vocab_multiple=128,
+        # Median of 43 measured runs with expandable segments, which the written environment sets.
+        allocator_factor=1.04,
+        attention_kernel="vendor",
+    )
+
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        kinds = [NONE]
+        if not job.flash_attention:
+            kinds.append(CORE_ATTENTION)
+        if model.moe is not None:
+            kinds += _mixture_kinds(model.mla is not None)
+        elif model.mla is not None:
+            # Dense MLPs keep their norm fused, so half of the norm outputs stay.
+            kinds += [_norm_kind(0.5), MLA_UP, MLP, _joined(MLA_UP, MLP)]
+        else:
+            kinds.append(MLP)
+        return (*kinds, FULL)
+
+    def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
+        if vpp > 1:
+            return ("interleaved",)
+        return ("1f1b",) if pp > 1 else ("none",)
+
+    def shard_degrees(self, cluster: Cluster, tp: int, cp: int, dp: int, zero_stage: int) -> tuple[int, ...]:
+        """The whole group, and the widest part of it that stays on the fast links (optimizer instances)."""
+        if zero_stage == 0:
+            return (1,)
+        whole = dp * cp
+        near = max(degree for degree in divisors(whole) if degree == 1 or tp * degree <= cluster.domain_gpus)
+        return (whole, near) if 1 < near < whole else (whole,)
+
+    def layouts(self, model: ModelSpec, pp: int, vpp: int) -> Literal["free", "fixed"]:
+        """--pipeline-model-parallel-layout takes any split."""
+        return "free" if pp > 1 else "fixed"
+
+    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
+        """Even; a remainder goes to the middle stages, because the ends also hold embedding and head."""
+        stages = pp * vpp
+        if stages > model.layers:
+            return None
+        layers, extra = divmod(model.layers, stages)
+        middle_first = sorted(range(stages), key=lambda stage: (stage == stages - 1, stage == 0, stage))
+        larger = set(middle_first[:extra])
+        return tuple(layers + (stage in larger) for stage in range(stages))
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        ones = np.ones(len(batch))
+        spread = np.where(batch.zero_stage >= 1, shard, 1).astype(np.float64)
+        optimizer = OPTIMIZER_BYTES[job.precision] / spread
+        return StateBytes(
+            weights=WEIGHT_BYTES[job.precision] * ones,
+            gradients=GRADIENT_BYTES[job.precision] * ones,
+            optimizer=optimizer,
+            offloadable=optimizer,
+            host=OFFLOAD_HOST_BYTES / spread,
+            step_temporary=0.0 * ones,
+        )
+
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        """Fused gradient accumulation leaves one dummy gradient of each distinct weight shape alive."""
+        width = 4.0 if context.job.precision == "fp32" else 2.0
+        return {"dummy weight gradients": width * context.distinct_weight_params}

@@ -1,0 +1,414 @@
+"""The ``planner`` command: reads options, calls the service, prints its documents, and maps errors to exit codes.
+
+No decision is taken here.  Heavy modules are imported inside the commands, so that ``planner --help`` stays fast.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner import __version__
+from planner.cli import options as o
+from planner.errors import InputError, PlannerError
+
+if TYPE_CHECKING:
+    from planner.service import ClusterInput, JobInput
+    from planner.specs.plan import PlanDocument
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_DOES_NOT_FIT = 3
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="planner",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Finds the parallel training strategy for a model on a cluster, says why, and writes the files that launch it.",
+    epilog="Exit codes: 0 done, 1 internal error, 2 bad input, 3 nothing fits, 4 time limit without a plan, "
+    "6 missing dependency, 130 interrupted.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"planner {__version__}\n")
+        raise typer.Exit(EXIT_OK)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help() + "\n")
+
+
+@app.command()
+def suggest(
+    model: o.Model,
+    gpu: o.Gpu = None,
+    gpus: o.Gpus = None,
+    nodes: o.Nodes = None,
+    gpus_per_node: o.GpusPerNode = None,
+    cluster: o.ClusterPath = None,
+    nics: o.Nics = None,
+    nic_gbps: o.NicGbps = None,
+    oversubscription: o.Oversubscription = None,
+    host_memory_gib: o.HostMemory = None,
+    price: o.Price = None,
+    seq_len: o.SeqLen = None,
+    global_batch: o.GlobalBatch = None,
+    precision: o.Precision = None,
+    loss: o.Loss = "auto",
+    no_flash_attention: o.NoFlash = False,
+    memory_margin: o.MemoryMargin = 0.0,
+    objective: o.Objective = "throughput",
+    backend: Annotated[
+        str, typer.Option("--backend", help="auto, megatron, deepspeed or fsdp.", rich_help_panel=o.SEARCH)
+    ] = "auto",
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", help="Keep a value: --pin tp=8,zero_stage=1; repeatable.", rich_help_panel=o.SEARCH),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", help="Plans in the table.", rich_help_panel=o.SEARCH)] = 5,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", help="Seconds after which the search stops.", rich_help_panel=o.SEARCH),
+    ] = None,
+    out: o.Out = None,
+    launcher: o.Launcher = "torchrun",
+    force: o.Force = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Find the best strategy that Megatron-LM, DeepSpeed or PyTorch FSDP2 can run."""
+    from planner import service
+    from planner.cli import console
+
+    request = service.PlanRequest(
+        model=model,
+        cluster=_cluster(
+            gpu, gpus, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, cluster
+        ),
+        job=_job(seq_len, global_batch, precision, loss, no_flash_attention, objective, memory_margin),
+        backend=backend,
+        pins=tuple(pin or ()),
+        top=top,
+        time_limit_s=time_limit,
+    )
+    if out is not None:
+        service.check_folder(out)
+    interrupted = False
+    with console.progress(quiet=as_json) as report:
+        try:
+            document = service.suggest(request, report)
+        except service.Interrupted as stop:
+            document, interrupted = stop.document, True
+    files = service.render_document(document, launcher=launcher) if out is not None else None
+    written = service.write_document(files, out, force=force) if files is not None and out is not None else []
+    _print(document, as_json, written)
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@app.command()
+def estimate(
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan.json to estimate again, instead of options.", metavar="[PLAN.json]")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="As for suggest.")] = None,
+    backend: Annotated[str, typer.Option("--backend", help="megatron, deepspeed or fsdp.")] = "megatron",
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", rich_help_panel=o.STRATEGY)] = 1,
+    pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.", rich_help_panel=o.STRATEGY)] = 1,
+    vpp: Annotated[int, typer.Option("--vpp", help="Model chunks of a pipeline rank.", rich_help_panel=o.STRATEGY)] = 1,
+    cp: Annotated[int, typer.Option("--cp", help="Context-parallel (Ulysses) ranks.", rich_help_panel=o.STRATEGY)] = 1,
+    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel ranks.", rich_help_panel=o.STRATEGY)] = 1,
+    etp: Annotated[
+        int | None, typer.Option("--etp", help="Tensor-parallel ranks of an expert.", rich_help_panel=o.STRATEGY)
+    ] = None,
+    zero_stage: Annotated[
+        int | None, typer.Option("--zero-stage", help="0, 1, 2 or 3 (FSDP is 3).", rich_help_panel=o.STRATEGY)
+    ] = None,
+    shard_degree: Annotated[
+        int | None, typer.Option("--shard-degree", help="GPUs that ZeRO shards over.", rich_help_panel=o.STRATEGY)
+    ] = None,
+    micro_batch: Annotated[
+        int, typer.Option("--micro-batch", help="Sequences of a micro-batch.", rich_help_panel=o.STRATEGY)
+    ] = 1,
+    sequence_parallel: Annotated[
+        bool | None,
+        typer.Option(
+            "--sequence-parallel/--no-sequence-parallel", help="Default: with tp > 1.", rich_help_panel=o.STRATEGY
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option("--schedule", help="gpipe, 1f1b, interleaved or zb-h1.", rich_help_panel=o.STRATEGY),
+    ] = None,
+    recompute: Annotated[
+        str,
+        typer.Option(
+            "--recompute", help="none, selective, selective:MODULES, full or full:LAYERS.", rich_help_panel=o.STRATEGY
+        ),
+    ] = "none",
+    offload: Annotated[
+        str,
+        typer.Option(
+            "--offload", help="none, cpu, nvme, cpu:SHARE; +parameters for the weights.", rich_help_panel=o.STRATEGY
+        ),
+    ] = "none",
+    layers_per_stage: Annotated[
+        str | None,
+        typer.Option("--layers-per-stage", help="Layers of each stage: 20,20,20,20.", rich_help_panel=o.STRATEGY),
+    ] = None,
+    gpu: o.Gpu = None,
+    gpus: o.Gpus = None,
+    nodes: o.Nodes = None,
+    gpus_per_node: o.GpusPerNode = None,
+    cluster: o.ClusterPath = None,
+    nics: o.Nics = None,
+    nic_gbps: o.NicGbps = None,
+    oversubscription: o.Oversubscription = None,
+    host_memory_gib: o.HostMemory = None,
+    price: o.Price = None,
+    seq_len: o.SeqLen = None,
+    global_batch: o.GlobalBatch = None,
+    precision: o.Precision = None,
+    loss: o.Loss = "auto",
+    no_flash_attention: o.NoFlash = False,
+    memory_margin: o.MemoryMargin = 0.0,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Estimate a given strategy: is it legal, does it fit, how fast is it?  Exit code 3 if it does not fit."""
+    from planner import service
+
+    if plan is not None:
+        _only_plan(model, gpu, gpus, nodes, cluster)
+        document = service.estimate_document(service.load_plan(plan))
+    else:
+        if model is None:
+            raise InputError("no model is given", where="--model", hint="name a model, or give a plan.json")
+        document = service.estimate(
+            model,
+            _cluster(
+                gpu, gpus, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, cluster
+            ),
+            _job(seq_len, global_batch, precision, loss, no_flash_attention, "throughput", memory_margin),
+            service.StrategyInput(
+                tp=tp,
+                pp=pp,
+                vpp=vpp,
+                cp=cp,
+                ep=ep,
+                etp=etp,
+                zero_stage=zero_stage,
+                shard_degree=shard_degree,
+                micro_batch=micro_batch,
+                sequence_parallel=sequence_parallel,
+                schedule=schedule,
+                recompute=recompute,
+                offload=offload,
+                layers_per_stage=layers_per_stage,
+            ),
+            backend=backend,
+        )
+    _print(document, as_json, [])
+    if not document.best.estimate.fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+@app.command()
+def render(
+    plan: Annotated[
+        Path, typer.Argument(help="The document that `planner suggest --json` printed.", metavar="PLAN.json")
+    ],
+    out: o.Out = None,
+    launcher: o.Launcher = "torchrun",
+    force: o.Force = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Write the files that start a plan (without --out: print them)."""
+    from planner import service
+    from planner.cli import output
+
+    document = service.load_plan(plan)
+    files = service.render_document(document, launcher=launcher)
+    written = service.write_document(files, out, force=force) if out is not None else []
+    if as_json:
+        output.print_json({"files": files, "written": [str(path) for path in written]})
+    elif out is not None:
+        output.print_written(written)
+    else:
+        output.print_files(files)
+
+
+@app.command()
+def models(
+    text: Annotated[str, typer.Argument(help="Only models with this in their name.", metavar="[TEXT]")] = "",
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """List the models of the catalogue."""
+    from planner import service
+    from planner.cli import listings, output
+
+    rows = service.list_models(text)
+    output.print_json(rows) if as_json else listings.print_models(rows)
+
+
+@app.command()
+def gpus(
+    text: Annotated[str, typer.Argument(help="Only accelerators with this in their name.", metavar="[TEXT]")] = "",
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """List the accelerators of the catalogue and the node that is assumed for each."""
+    from planner import service
+    from planner.cli import listings, output
+
+    rows = service.list_gpus(text)
+    output.print_json(rows) if as_json else listings.print_gpus(rows)
+
+
+@app.command()
+def backends(
+    rules: Annotated[bool, typer.Option("--rules", help="List every rule with its source.")] = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Show what each framework can run and the rules it enforces."""
+    from planner import service
+    from planner.cli import listings, output
+
+    rows = service.list_backends()
+    output.print_json(rows) if as_json else listings.print_backends(rows, rules=rules)
+
+
+def _cluster(
+    gpu: str | None,
+    gpus: int | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    nics: int | None,
+    nic_gbps: float | None,
+    oversubscription: float | None,
+    host_memory_gib: float | None,
+    price: float | None,
+    file: Path | None,
+) -> ClusterInput:
+    from planner.service import ClusterInput
+
+    return ClusterInput(
+        gpu=gpu,
+        gpus=gpus,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        nics=nics,
+        nic_gbps=nic_gbps,
+        oversubscription=oversubscription,
+        host_memory_gib=host_memory_gib,
+        price=price,
+        file=file,
+    )
+
+
+def _job(
+    seq_len: int | None,
+    global_batch: str | None,
+    precision: str | None,
+    loss: str,
+    no_flash_attention: bool,
+    objective: str,
+    memory_margin: float,
+) -> JobInput:
+    from planner.service import JobInput
+
+    return JobInput(
+        seq_len=seq_len,
+        global_batch=global_batch,
+        precision=precision,
+        loss=loss,
+        flash_attention=not no_flash_attention,
+        objective=objective,
+        memory_margin=memory_margin,
+    )
+
+
+def _only_plan(*options: object) -> None:
+    if any(option is not None for option in options):
+        raise InputError(
+            "a plan.json holds model and machines already",
+            where="PLAN.json",
+            hint="give either the file or the options",
+        )
+
+
+def _print(document: PlanDocument, as_json: bool, written: Sequence[Path]) -> None:
+    from planner.cli import output
+
+    if as_json:
+        output.print_json(document.to_json_dict())
+    else:
+        output.print_document(document, written)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; errors are printed, as JSON with --json."""
+    as_json, debug = "--json" in arguments, "--debug" in arguments
+    try:
+        result = app(args=list(arguments), prog_name="planner", standalone_mode=False)
+        return result if isinstance(result, int) else EXIT_OK
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return EXIT_INTERRUPTED
+    except Exception as problem:
+        if debug:
+            _traceback(problem)
+        return _report(_expected(problem), as_json)
+
+
+def _traceback(problem: Exception) -> None:
+    import traceback
+
+    sys.stderr.write("".join(traceback.format_exception(problem)))
+
+
+def _expected(problem: Exception) -> PlannerError:
+    """The error as ours: usage errors of the option parser are bad input, anything unknown is our bug."""
+    if isinstance(problem, PlannerError):
+        return problem
+    describe: Any = getattr(problem, "format_message", None)
+    if describe is not None and getattr(problem, "exit_code", None) == InputError.exit_code:
+        command = getattr(getattr(problem, "ctx", None), "command_path", "planner")
+        return InputError(str(describe()), hint=f"`{command} --help` lists the options")
+    return PlannerError(
+        f"internal error in planner {__version__}: {type(problem).__name__}: {problem}",
+        hint="please report it with the command line; --debug shows the traceback",
+    )
+
+
+def _report(error: PlannerError, as_json: bool) -> int:
+    from planner.cli import output
+
+    if as_json:
+        output.print_json(error.to_dict())
+    else:
+        output.print_error(error)
+    return error.exit_code
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))

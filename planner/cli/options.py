@@ -1,0 +1,66 @@
+"""The options that several commands share, each declared once with its help text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MACHINES = "Machines"
+JOB = "Job"
+SEARCH = "Search"
+STRATEGY = "Strategy"
+OUTPUT = "Output"
+
+Model = Annotated[
+    str, typer.Option("--model", help="Catalogue name (70b, llama3-70b), Hugging Face config.json or folder, or YAML.")
+]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="Accelerator, see `planner gpus`.", rich_help_panel=MACHINES)]
+Gpus = Annotated[int | None, typer.Option("--gpus", help="GPUs of the job.", rich_help_panel=MACHINES)]
+Nodes = Annotated[int | None, typer.Option("--nodes", help="Nodes, instead of --gpus.", rich_help_panel=MACHINES)]
+GpusPerNode = Annotated[int | None, typer.Option("--gpus-per-node", help="GPUs of a node.", rich_help_panel=MACHINES)]
+ClusterPath = Annotated[
+    Path | None,
+    typer.Option("--cluster", help="YAML file with the machines; options win over it.", rich_help_panel=MACHINES),
+]
+Nics = Annotated[int | None, typer.Option("--nics", help="NICs of a node.", rich_help_panel=MACHINES)]
+NicGbps = Annotated[
+    float | None, typer.Option("--nic-gbps", help="Rate of a NIC, Gbit/s, one direction.", rich_help_panel=MACHINES)
+]
+Oversubscription = Annotated[
+    float | None,
+    typer.Option("--oversubscription", help="Of the network above the node; 2 halves it.", rich_help_panel=MACHINES),
+]
+HostMemory = Annotated[
+    float | None, typer.Option("--host-memory-gib", help="Host memory of a node, GiB.", rich_help_panel=MACHINES)
+]
+Price = Annotated[float | None, typer.Option("--price", help="US dollars per GPU-hour.", rich_help_panel=MACHINES)]
+
+SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens of a sequence.", rich_help_panel=JOB)]
+GlobalBatch = Annotated[
+    str | None,
+    typer.Option(
+        "--global-batch", help="Sequences of a step (512), or tokens with a suffix (4M, 4Mi).", rich_help_panel=JOB
+    ),
+]
+Precision = Annotated[str | None, typer.Option("--precision", help="bf16, fp16, fp8 or fp32.", rich_help_panel=JOB)]
+Loss = Annotated[str, typer.Option("--loss", help="auto, eager, fused or chunked.", rich_help_panel=JOB)]
+NoFlash = Annotated[
+    bool, typer.Option("--no-flash-attention", help="The attention scores are materialised.", rich_help_panel=JOB)
+]
+MemoryMargin = Annotated[
+    float, typer.Option("--memory-margin", help="Share of the GPU memory to keep free.", rich_help_panel=JOB)
+]
+Objective = Annotated[str, typer.Option("--objective", help="throughput, memory or cost.", rich_help_panel=SEARCH)]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=OUTPUT)]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write the files that start the job into this folder.", rich_help_panel=OUTPUT),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files in --out.", rich_help_panel=OUTPUT)]
+Launcher = Annotated[
+    str, typer.Option("--launcher", help="How the job is started: torchrun or slurm.", rich_help_panel=OUTPUT)
+]

@@ -1,0 +1,281 @@
+"""Prints documents and errors for people, and anything as JSON; the numbers are those of the document, nothing is computed anew.
+
+Reads top-down: verdict, ranked plans, where memory and time go, why, assumptions, next command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from planner.cli.bars import bound_by, memory_lines, time_lines
+from planner.cli.console import Justify, stderr, stdout, table
+from planner.errors import InfeasibleError, PlannerError
+from planner.specs.plan import Assumption, Plan, PlanDocument
+from planner.specs.strategy import Recompute, Strategy
+from planner.units import GIB, duration, gib, percent
+
+
+def print_json(document: Any) -> None:
+    """The document as indented JSON on stdout; NaN cannot occur and would be an error."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None:
+    """The whole answer of suggest or estimate."""
+    console = stdout()
+    searched = document.search.status != "estimated"
+    _verdict(console, document)
+    if searched:
+        _ranking(console, document)
+    _section(console, f"Memory of a GPU (limit {gib(document.best.estimate.memory_limit_bytes)}), est.")
+    for line in memory_lines(document.best.estimate):
+        console.print(line)
+    _section(console, f"Time of a step ({duration(document.best.estimate.step_time_s)}), est.")
+    for line in time_lines(document.best.estimate):
+        console.print(line)
+    _notes(console, "Why", document.best.why)
+    _notes(console, "Warnings", document.warnings, style="yellow")
+    _notes(console, "Assumed", [_assumption(assumption) for assumption in document.assumptions])
+    if searched:
+        _search_line(console, document)
+    _next(console, document, written)
+
+
+def _verdict(console: Console, document: PlanDocument) -> None:
+    plan, request = document.best, document.request
+    estimate = plan.estimate
+    cluster = request.cluster
+    console.print(
+        Text(f"{request.model.name} on {cluster.gpus} x {cluster.accelerator.id}", style="bold"),
+        Text(f"  {strategy_text(plan)}"),
+        sep="\n",
+    )
+    low, high = estimate.step_time_range_s
+    speed = (
+        f"  est. {duration(estimate.step_time_s)} a step ({duration(low)} to {duration(high)}), "
+        f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {percent(estimate.mfu)}"
+    )
+    if estimate.cost_per_million_tokens is not None:
+        speed += f", ${estimate.cost_per_million_tokens:.3g} per million tokens"
+    upper = estimate.peak_memory_range_bytes[1]
+    memory = (
+        f"  est. {gib(estimate.peak_memory_bytes)} peak memory (up to {gib(upper)}) "
+        f"of {gib(estimate.memory_limit_bytes)}: "
+    )
+    console.print(Text(speed))
+    console.print(Text(memory).append("fits", style="green") if estimate.fits else _misfit(memory, document))
+
+
+def _misfit(memory: str, document: PlanDocument) -> Text:
+    estimate = document.best.estimate
+    over = estimate.peak_memory_range_bytes[1] - estimate.memory_limit_bytes
+    line = Text(memory).append("DOES NOT FIT", style="bold red")
+    if over > 0:
+        return line.append(f", {gib(over)} too much")
+    return line.append(f": host memory {gib(estimate.host_memory_bytes_per_node)} a node")
+
+
+def strategy_text(plan: Plan) -> str:
+    """The strategy in one line; degrees of 1 are left out."""
+    s = plan.strategy
+    degrees = [("TP", s.tp), ("CP", s.cp), ("PP", s.pp), ("VPP", s.vpp), ("EP", s.ep), ("ETP", s.etp), ("DP", s.dp)]
+    words = [f"{name} {value}" for name, value in degrees if value > 1 and not (name == "ETP" and s.ep == 1)]
+    if s.tp > 1 and s.sequence_parallel:
+        words.insert(1, "+ SP")
+    text = f"{plan.backend}: {', '.join(words) or 'one GPU'}".replace(", + SP", " + SP")
+    text += f", ZeRO {s.zero_stage}" + (f" over {s.shard_degree}" if s.zero_stage else "")
+    text += f", micro-batch {s.micro_batch} x {s.grad_accum}, recompute {recompute_text(s.recompute)}"
+    return text + (f", offload {offload_text(s)}" if s.offload.device != "none" else "")
+
+
+def recompute_text(recompute: Recompute) -> str:
+    """``none``, ``full``, ``full 3/stage`` or the modules of selective recomputation."""
+    if recompute.mode == "full" and recompute.layers_per_stage is not None:
+        return f"full {max(recompute.layers_per_stage)}/stage"
+    if recompute.mode == "selective" and recompute.modules:
+        return "+".join(recompute.modules)
+    return recompute.mode
+
+
+def offload_text(strategy: Strategy) -> str:
+    """What is offloaded where: ``50 % of the optimizer to cpu``."""
+    offload = strategy.offload
+    text = f"{percent(offload.optimizer)} of the optimizer to {offload.device}"
+    return text + (f" and the weights to {offload.parameters}" if offload.parameters != "none" else "")
+
+
+Column = tuple[str, Justify, bool]
+"""Header, justification, and whether the column is left out when all its values are 1 or absent."""
+
+COLUMNS: tuple[Column, ...] = (
+    ("", "right", False),
+    ("backend", "left", False),
+    ("TP", "right", False),
+    ("SP", "left", True),
+    ("CP", "right", True),
+    ("PP", "right", False),
+    ("VPP", "right", True),
+    ("EP", "right", True),
+    ("DP", "right", False),
+    ("ZeRO", "right", False),
+    ("mbs", "right", False),
+    ("recompute", "left", False),
+    ("step s", "right", False),
+    ("tok/s/GPU", "right", False),
+    ("MFU %", "right", False),
+    ("GiB", "right", False),
+    ("bound by", "left", False),
+)
+
+
+def _row(rank: int, plan: Plan) -> list[str]:
+    s, e = plan.strategy, plan.estimate
+    recompute = s.recompute.mode if s.recompute.mode != "full" else recompute_text(s.recompute)
+    return [
+        f"*{rank}" if rank == 1 else str(rank),
+        plan.backend,
+        str(s.tp),
+        "-" if s.tp == 1 else ("yes" if s.sequence_parallel else "no"),
+        str(s.cp),
+        str(s.pp),
+        str(s.vpp),
+        str(s.ep),
+        str(s.dp),
+        str(s.zero_stage),
+        str(s.micro_batch),
+        recompute + (" +off" if s.offload.device != "none" else ""),
+        f"{e.step_time_s:.3g}" if e.step_time_s < 100 else f"{e.step_time_s:.0f}",
+        f"{e.tokens_per_s_per_gpu:,.0f}",
+        f"{100 * e.mfu:.1f}",
+        f"{e.peak_memory_bytes / GIB:.1f}",
+        bound_by(e),
+    ]
+
+
+def _ranking(console: Console, document: PlanDocument) -> None:
+    plans = [document.best, *document.alternatives]
+    _section(console, f"Plans (GiB of {document.best.estimate.memory_limit_bytes / GIB:.1f}; all figures est.)")
+    rows = [_row(rank, plan) for rank, plan in enumerate(plans, start=1)]
+    shown = [
+        index
+        for index, (_, _, optional) in enumerate(COLUMNS)
+        if not optional or any(row[index] not in ("1", "-") for row in rows)
+    ]
+    headers = [(COLUMNS[index][0], COLUMNS[index][1]) for index in shown]
+    grid = table(headers, [[row[index] for index in shown] for row in rows], marked=0)
+    console.print(Padding(grid, (0, 0, 0, 2)))
+    for name, plan in document.by_backend.items():
+        if plan is None:
+            console.print(Text(f"  {name}: nothing fits", style="dim"))
+        elif not any(plan == ranked for ranked in plans):
+            console.print(
+                Text(f"  best of {name}: {duration(plan.estimate.step_time_s)}: {strategy_text(plan)}", style="dim")
+            )
+
+
+def _section(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+
+
+def _notes(console: Console, title: str, lines: Sequence[str], style: str = "") -> None:
+    if not lines:
+        return
+    _section(console, title)
+    for line in lines:
+        _bullet(console, line, style)
+
+
+def _bullet(console: Console, line: str, style: str = "") -> None:
+    # The text is indented as a block, so wrapped lines stay under their first word.
+    body = Padding(Text(line, style=style), (0, 0, 0, 4))
+    with console.capture() as capture:
+        console.print(body)
+    console.print(Text.from_ansi("  - " + capture.get().rstrip("\n")[4:]))
+
+
+def _assumption(assumption: Assumption) -> str:
+    value = assumption.value
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{assumption.field} = {shown}: {assumption.why}"
+
+
+def _search_line(console: Console, document: PlanDocument) -> None:
+    report = document.search
+    rejected = sum(report.rejected.values())
+    proof = "proven optimal" if report.status == "optimal" else "not proven optimal"
+    if report.gap:
+        proof += f", at most {percent(report.gap)} from the best"
+    console.print()
+    console.print(
+        Text(
+            f"Search: {report.candidates:,} candidates, {rejected:,} rejections by rules, {report.solved} solved exactly, "
+            f"{duration(report.seconds)}; {proof} within the cost model.",
+            style="dim",
+        )
+    )
+
+
+def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> None:
+    if written:
+        print_written(written)
+        return
+    if document.best.estimate.fits and document.search.status != "estimated":
+        command = "add --out FOLDER to write the launch files, or --json > plan.json for `planner render plan.json`"
+    else:
+        command = "`planner suggest` searches for a better strategy"
+    console.print(Text(f"\nNext: {command}", style="cyan"))
+
+
+def print_written(written: Sequence[Path]) -> None:
+    """The files that were written and how to start."""
+    console = stdout()
+    console.print(Text("\nWritten:"))
+    for path in sorted(written):
+        console.print(Text(f"  {path}", style="cyan"), soft_wrap=True)
+    scripts = [path for path in written if path.suffix in (".sh", ".sbatch")]
+    slurm = [path for path in scripts if path.suffix == ".sbatch"]
+    if scripts:
+        start = f"sbatch {slurm[0]}" if slurm else f"bash {scripts[0]}   # on every node"
+        console.print(Text(f"Next: {start}", style="cyan"), soft_wrap=True)
+
+
+def print_files(files: Mapping[str, str]) -> None:
+    """Rendered files one after the other, each under a line with its path."""
+    for path, text in files.items():
+        sys.stdout.write(f"==> {path} <==\n{text.rstrip()}\n\n")
+
+
+def print_error(error: PlannerError) -> None:
+    """An error on stderr: what, where, got, allowed, details, hint."""
+    console = stderr()
+    hint = error.hint
+    body = str(error).split("\n\nhint: ", 1)[0]
+    console.print(Text("error: ", style="bold red").append(Text(body, style="default")), soft_wrap=True)
+    if isinstance(error, InfeasibleError):
+        _print_details(console, error.details)
+    if hint:
+        console.print(Text(f"\nhint: {hint}", style="cyan"), soft_wrap=True)
+
+
+def _print_details(console: Console, details: Mapping[str, Any]) -> None:
+    for name, miss in details.get("nearest", {}).items():
+        console.print(
+            Text(
+                f"  {name}: nearest miss needs {gib(miss['needed_bytes'])} of {gib(miss['limit_bytes'])} "
+                f"{'on a GPU' if miss['where'] == 'gpu' else 'of host memory a node'} ({miss['strategy']})"
+            )
+        )
+    for name, rejected in details.get("rejected", {}).items():
+        for rule, times in list(rejected.items())[:5]:
+            console.print(Text(f"  {name}: {times:,} rejected by {rule}", style="dim"))
+    for change in details.get("relaxations", ()):
+        console.print(Text(f"  would work: {change}"))

@@ -1,0 +1,122 @@
+"""Bytes of every activation that a layer saves for its backward pass, tensor by tensor, per micro-batch on one rank.
+
+With flash attention, RMSNorm, SwiGLU and 16-bit activations the sum is 8h + 4h_q + 4h_kv + 6f bytes a token (all of it split over tp with
+sequence parallelism), as in arXiv 2205.05198 without dropout and score matrices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.backends.base import RecomputeKind, Tensor
+from planner.cost.context import Work
+from planner.cost.params import LayerKind
+from planner.specs.batch import FloatArray
+
+_SCORE_BYTES = 5.0
+"""Per score without flash attention: softmax output 2, dropout mask 1, dropped copy 2 (arXiv 2205.05198, section 4.1)."""
+_FP8_SHARE = 0.5
+"""Inputs of fp8 matrix multiplications are kept in one byte instead of two."""
+
+
+def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
+    """Saved tensors of one layer of ``kind``, bytes, arrays of length N."""
+    model, size = work.context.model, float(work.context.activation_bytes)
+    fp8 = _FP8_SHARE if work.context.job.precision == "fp8" else 1.0
+    inputs = min(model.norms_per_layer, 2)
+    tensors: dict[Tensor, FloatArray] = {
+        "norm_input": size * model.hidden * model.norms_per_layer * work.sp_tokens,
+        "norm_output": fp8 * size * model.hidden * inputs * work.sp_tokens,
+        **_mixer_bytes(work, kind, size, fp8),
+        **_mlp_bytes(work, kind, size, fp8),
+    }
+    overhead = work.context.backend.habits.activation_overhead
+    return {name: overhead * value for name, value in tensors.items()}
+
+
+def _mixer_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Tensor, FloatArray]:
+    model = work.context.model
+    local = work.tokens / work.tp
+    if kind[0] in ("mamba", "gdn"):
+        return {"mixer_state": size * _mixer_width(work, kind) * local}
+    if kind[0] == "none":
+        return {}
+    if kind[0] == "mla" and model.mla is not None:
+        mla = model.mla
+        qk, value = model.heads * (mla.qk_nope + mla.qk_rope), model.heads * mla.v_head
+        # Latents are saved before and after their norm; the rotary key once.
+        latent = size * (2 * mla.q_lora + 2 * mla.kv_lora + mla.qk_rope) * work.tokens
+        tensors: dict[Tensor, FloatArray] = {"latent": latent, "qkv": size * (2 * qk + value) * local}
+    else:
+        q, kv = model.heads * model.head_dim, np.maximum(model.kv_heads / work.tp, 1.0) * model.head_dim
+        value = q
+        tensors = {"qkv": size * (q / work.tp + 2.0 * kv) * work.tokens}
+        if model.qk_norm != "none":
+            tensors["qkv"] = tensors["qkv"] * 2.0
+    tensors["attention_output"] = (fp8 * size * value + 4.0 * model.heads) * local
+    if not work.context.job.flash_attention:
+        tensors["attention_scores"] = _SCORE_BYTES * model.heads * work.context.job.seq_len * local
+    return tensors
+
+
+def _mixer_width(work: Work, kind: LayerKind) -> float:
+    """Elements a state-space mixer saves per token: projection, convolution output, gated output."""
+    model = work.context.model
+    if kind[0] == "mamba" and model.mamba is not None:
+        inner = model.mamba.heads * model.mamba.head_dim
+        groups = 2 * model.mamba.groups * model.mamba.state
+        return (2 * inner + groups + model.mamba.heads) + (inner + groups) + 2 * inner
+    if model.gdn is not None:
+        qk, value = model.gdn.qk_heads * model.gdn.qk_dim, model.gdn.v_heads * model.gdn.v_dim
+        return (2 * qk + 2 * value) + (2 * qk + value) + 2 * value
+    raise ValueError(f"layer kind {kind} without its dimensions")
+
+
+def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Tensor, FloatArray]:
+    model = work.context.model
+    up = 2.0 if model.gated_mlp else 1.0
+    if kind[1] == "dense":
+        elements = model.ffn * work.tokens / work.tp
+        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements}
+    if kind[1] == "moe" and model.moe is not None:
+        moe = model.moe
+        elements = moe.expert_ffn * work.routed_rows / work.etp + moe.shared_ffn * work.tokens / work.tp
+        # Router logits and probabilities in fp32, and the tokens in expert order (the experts' input).
+        routing = 8.0 * moe.experts * work.sp_tokens + fp8 * size * (moe.latent or model.hidden) * work.routed_rows
+        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements, "router": routing}
+    return {}
+
+
+def layer_input_bytes(work: Work) -> FloatArray:
+    """What full recomputation keeps of a layer: its input."""
+    return work.context.activation_bytes * work.context.model.hidden * work.sp_tokens
+
+
+def recompute_saved_bytes(work: Work, tensors: dict[Tensor, FloatArray], choice: RecomputeKind) -> FloatArray:
+    """Bytes that recomputing one layer does not keep."""
+    if choice.mode == "none":
+        return work.zeros()
+    if choice.mode == "full":
+        everything = sum(tensors.values(), work.zeros())
+        return np.maximum(everything - layer_input_bytes(work), 0.0)
+    dropped = sum((tensors[name] for name in sorted(choice.drops) if name in tensors), work.zeros())
+    return dropped * (1.0 - choice.keeps)
+
+
+def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    """Gradients of activations alive while one layer runs backward."""
+    model, size = work.context.model, float(work.context.activation_bytes)
+    up = 3.0 if model.gated_mlp else 2.0
+    hidden = 2.0 * size * model.hidden * work.tokens
+    if kind[1] == "moe" and model.moe is not None:
+        routed = work.routed_rows * (size * up * model.moe.expert_ffn / work.etp + 2.0 * size * (model.moe.latent or model.hidden))
+        return routed + hidden
+    return size * up * model.ffn * work.tokens / work.tp + hidden
+
+
+def loss_transient_bytes(work: Work, vocab: FloatArray) -> FloatArray:
+    """Logits, softmax and their gradient at the loss, and the gradient of the final hidden state; ``vocab`` (N,) padded rows."""
+    habits, job = work.context.backend.habits, work.context.job
+    split = work.tp if habits.loss_vocab_parallel else 1.0
+    logits = habits.loss_bytes_per_logit(job) * work.tokens * vocab / split
+    return logits + 2.0 * work.context.activation_bytes * work.context.model.hidden * work.tokens

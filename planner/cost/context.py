@@ -1,0 +1,161 @@
+"""The fixed surroundings of a cost question (model, machines, job, framework) and the arrays that every term starts from.
+
+``CostContext`` holds what is the same for all candidates; ``Work`` adds the per-candidate token counts and degrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.backends.base import Backend, RecomputeKind
+from planner.cost.constants import Constants, constants_for
+from planner.cost.params import LayerKind, distinct_kinds, kind_indices
+from planner.cost.uncertainty import Uncertainty, uncertainty_for
+from planner.errors import InputError
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
+from planner.specs.cluster import Cluster
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+
+HOST_MEMORY_SHARE = 0.9
+"""Share of a node's memory that training may use; the rest is the operating system, the data loader and page cache."""
+
+
+@dataclass(frozen=True)
+class CostContext:
+    """One model, cluster, job and framework."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    backend: Backend
+
+    @cached_property
+    def constants(self) -> Constants:
+        return constants_for(self.cluster.accelerator)
+
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        return uncertainty_for(self.backend.name, self.job.precision, moe=self.model.moe is not None)
+
+    @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """Distinct layer kinds in order of first appearance; axis K of every coefficient."""
+        return distinct_kinds(self.model)
+
+    @cached_property
+    def kind_prefix(self) -> IntArray:
+        """(L + 1, K) layers of each kind among the first l layers."""
+        one_hot = np.eye(len(self.kinds), dtype=np.int64)[list(kind_indices(self.model))]
+        return np.concatenate([np.zeros((1, len(self.kinds)), dtype=np.int64), one_hot.cumsum(axis=0)])
+
+    @cached_property
+    def recompute_kinds(self) -> tuple[RecomputeKind, ...]:
+        return self.backend.recompute_kinds(self.model, self.job)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one activation element."""
+        return 4 if self.job.precision == "fp32" else 2
+
+    @cached_property
+    def dense_flops_per_s(self) -> float:
+        """Dense peak of the format of attention, head and everything that fp8 does not cover."""
+        peak = self.cluster.accelerator.peak
+        rate = {"fp32": peak.fp32, "fp16": peak.fp16, "bf16": peak.bf16, "fp8": peak.bf16}[self.job.precision]
+        if rate is None:
+            raise InputError(
+                f"{self.cluster.accelerator.id} has no {self.job.precision} matrix rate",
+                where="precision",
+                got=self.job.precision,
+                allowed=", ".join(n for n in ("bf16", "fp16", "fp8", "fp32") if getattr(peak, n) is not None),
+                hint="choose a format that the accelerator computes in",
+            )
+        return rate
+
+    @cached_property
+    def layer_flops_per_s(self) -> float:
+        """Sustained rate of the layers' matrix multiplications before shape losses."""
+        fp8 = self.cluster.accelerator.peak.fp8
+        if self.job.precision == "fp8" and fp8 is not None:
+            return fp8 * self.constants.gemm_share_fp8
+        return self.dense_flops_per_s * self.constants.gemm_share
+
+    @cached_property
+    def stream_bytes_per_s(self) -> float:
+        """Sustained device-memory bandwidth of elementwise kernels."""
+        return self.cluster.accelerator.memory.bytes_per_s * self.constants.stream_share
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """What a plan may use of one GPU."""
+        return self.cluster.memory_bytes_per_gpu * (1.0 - self.job.memory_margin)
+
+    @property
+    def host_memory_limit_bytes(self) -> float:
+        """What a plan may use of one node's memory."""
+        return self.cluster.host_memory_bytes_per_node * HOST_MEMORY_SHARE
+
+    @property
+    def memory_upper(self) -> float:
+        """Upper end of the memory range over the point estimate."""
+        return self.uncertainty.memory_upper
+
+
+@dataclass(frozen=True)
+class Work:
+    """Token counts and degrees of N candidates as float arrays."""
+
+    context: CostContext
+    batch: StrategyBatch
+
+    @cached_property
+    def tp(self) -> FloatArray:
+        return self.batch.tp.astype(float)
+
+    @cached_property
+    def cp(self) -> FloatArray:
+        return self.batch.cp.astype(float)
+
+    @cached_property
+    def etp(self) -> FloatArray:
+        return self.batch.etp.astype(float)
+
+    @cached_property
+    def micro_batches(self) -> FloatArray:
+        return self.batch.grad_accum(self.context.job.global_batch).astype(float)
+
+    @cached_property
+    def tokens(self) -> FloatArray:
+        """Tokens of one micro-batch on one rank, before tensor and sequence parallelism: s * b / cp."""
+        return self.context.job.seq_len * self.batch.micro_batch / self.cp
+
+    @cached_property
+    def sp_tokens(self) -> FloatArray:
+        """The same where sequence parallelism splits them over the tp ranks."""
+        return np.where(self.batch.sequence_parallel, self.tokens / self.tp, self.tokens)
+
+    @cached_property
+    def expert_group(self) -> FloatArray:
+        """Replicas of one expert shard: world / (etp * ep * pp)."""
+        world = self.batch.tp * self.batch.cp * self.batch.dp
+        return np.maximum(world // (self.batch.etp * self.batch.ep), 1).astype(float)
+
+    @cached_property
+    def expert_shard_degree(self) -> IntArray:
+        """GPUs over which sharded states of expert weights are spread: the share of the replicas that dense weights use."""
+        dense = np.maximum(self.batch.dp * self.batch.cp, 1)
+        share = self.batch.shard_degree / dense
+        return np.maximum(np.floor(self.expert_group * share), 1).astype(np.int64)
+
+    @cached_property
+    def routed_rows(self) -> FloatArray:
+        """Expert inputs of one rank and micro-batch, balanced routing: top_k * tokens (* etp, gathered)."""
+        moe = self.context.model.moe
+        return (moe.top_k if moe else 0) * self.sp_tokens * self.etp
+
+    def zeros(self) -> FloatArray:
+        return np.zeros(len(self.batch))

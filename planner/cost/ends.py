@@ -1,0 +1,74 @@
+"""Time that the two ends of the pipeline add to a micro-batch: embedding on the first rank; head, loss and prediction blocks on the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost import traffic
+from planner.cost.context import Work
+from planner.cost.gemm import linear_s
+from planner.cost.groups import Groups
+from planner.cost.layers import LayerTime, Term
+from planner.specs.batch import FloatArray
+
+_LOSS_BYTES_PER_LOGIT = {True: 8.0, False: 20.0}
+"""Traffic of the loss per logit, forward and backward together: fused kernels; eager casts, softmax and gradients."""
+
+
+@dataclass(frozen=True)
+class EndTime:
+    """Terms that the first or last rank adds to every micro-batch."""
+
+    terms: tuple[Term, ...]
+
+    def total(self) -> FloatArray:
+        return sum((term.forward + term.backward for term in self.terms), np.zeros_like(self.terms[0].forward))
+
+
+def embedding_time(work: Work, groups: Groups) -> EndTime:
+    """Look-up and its scatter-add; with a vocabulary-parallel table one collective each way."""
+    context = work.context
+    size = context.activation_bytes * context.model.hidden * work.tokens
+    look_up = traffic.stream_s(work, 2.0 * size)
+    terms = [Term("embedding", look_up, 2.0 * look_up, "rows read, written and scattered back")]
+    if context.backend.habits.embedding_vocab_parallel:
+        collective = groups.tensor.all_gather_s(size)
+        terms.append(Term("embedding traffic", collective, collective, "(t-1)/t S / B(S) each way", communication=True))
+    return EndTime(tuple(terms))
+
+
+def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTime) -> EndTime:
+    """Output matrix, loss, and the multi-token-prediction blocks with their own pass through the head."""
+    context = work.context
+    model, habits = context.model, context.backend.habits
+    split = work.tp if habits.loss_vocab_parallel else 1.0
+    rate = context.dense_flops_per_s * context.constants.gemm_share
+    rows = vocab / split * _misaligned(vocab)
+    forward, backward = linear_s(context.constants, rate, context.stream_bytes_per_s, work.tokens, float(model.hidden), rows)
+    loss = _LOSS_BYTES_PER_LOGIT[habits.fused_kernels] * work.tokens * vocab / split / context.stream_bytes_per_s
+    passes = 1.0 + model.mtp_layers
+    terms = [
+        Term("output head", passes * forward, passes * backward, "2 (M + a)(K + b)(N + a) / rate"),
+        Term("loss", passes * loss / 3.0, passes * loss * 2.0 / 3.0, "bytes per logit over memory bandwidth"),
+    ]
+    if habits.loss_vocab_parallel:
+        gathered = groups.tensor.all_gather_s(context.activation_bytes * model.hidden * work.tokens)
+        terms.append(Term("head traffic", passes * gathered, passes * gathered, "(t-1)/t S / B(S) each way", communication=True))
+    if model.mtp_layers:
+        join = linear_s(context.constants, rate, context.stream_bytes_per_s, work.tokens, 2.0 * model.hidden, model.hidden / work.tp)
+        terms.append(
+            Term(
+                "prediction blocks",
+                model.mtp_layers * (last_layer.forward() + join[0]),
+                model.mtp_layers * (last_layer.backward() + join[1]),
+                "one more layer and its 2h x h projection",
+            )
+        )
+    return EndTime(tuple(terms))
+
+
+def _misaligned(vocab: FloatArray) -> FloatArray:
+    """Cost factor of a vocabulary that tensor cores cannot tile (arXiv 2401.14489: padding 50257 to 50304 is worth about 25 %)."""
+    return np.where(vocab % 8 != 0, 1.3, 1.0)

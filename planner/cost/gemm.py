@@ -1,0 +1,51 @@
+"""Time of matrix multiplications by shape, plain and grouped (mixture of experts).
+
+A GEMM of M x K by K x N takes 2 (M + a)(K + b)(N + a) / R: the half-points a and b are tile and pipeline losses, R the sustained rate;
+it is never faster than its operands can be streamed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.constants import Constants
+from planner.specs.batch import FloatArray
+
+Size = FloatArray | float
+
+_FP32_ACCUMULATE_BYTES = 8.0
+"""Weight-gradient GEMMs that accumulate in fp32 read and write their result: 4 + 4 bytes an element."""
+
+
+def gemm_s(constants: Constants, rate: float, stream: float, m: Size, k: Size, n: Size, *, out_bytes: float = 2.0) -> FloatArray:
+    """Seconds of one M x K by K x N multiplication; ``rate`` FLOP/s before shape losses, ``stream`` bytes/s."""
+    a, b = constants.gemm_half_mn, constants.gemm_half_k
+    compute = 2.0 * (m + a) * (k + b) * (n + a) / rate
+    traffic = (2.0 * (m * k + k * n) + out_bytes * (m * n)) / stream
+    return np.maximum(compute, traffic)
+
+
+def linear_s(constants: Constants, rate: float, stream: float, tokens: Size, inputs: Size, outputs: Size) -> tuple[FloatArray, FloatArray]:
+    """(forward, backward) seconds of a linear layer: y = x W, dx = dy W^T, dW = x^T dy accumulated in fp32."""
+    forward = gemm_s(constants, rate, stream, tokens, inputs, outputs)
+    input_gradient = gemm_s(constants, rate, stream, tokens, outputs, inputs)
+    weight_gradient = gemm_s(constants, rate, stream, inputs, tokens, outputs, out_bytes=_FP32_ACCUMULATE_BYTES)
+    return forward, input_gradient + weight_gradient
+
+
+def grouped_linear_s(
+    constants: Constants, rate: float, stream: float, rows: FloatArray, groups: FloatArray, inputs: Size, outputs: Size
+) -> tuple[FloatArray, FloatArray]:
+    """(forward, backward) seconds of ``groups`` expert matrices that share ``rows`` inputs.
+
+    The rate falls with tokens per expert t as t / (t + half); the weight gradients of every local expert are read and written
+    in fp32 whatever the number of tokens.
+    """
+    per_expert = np.maximum(rows / groups, 1.0)
+    padded = rows * (1.0 + constants.expert_half_tokens / per_expert)
+    a, b = constants.gemm_half_mn, constants.gemm_half_k
+    one_pass = 2.0 * padded * (inputs + b) * (outputs + a) / rate
+    weights = groups * (inputs * outputs)
+    forward = np.maximum(one_pass, 2.0 * (rows * (inputs + outputs) + weights) / stream)
+    weight_gradient = np.maximum(one_pass, (2.0 * rows * (inputs + outputs) + _FP32_ACCUMULATE_BYTES * weights) / stream)
+    return forward, forward + weight_gradient

@@ -1,0 +1,236 @@
+"""Time of one layer and one micro-batch on one rank, forward and backward, as named terms.
+
+Each term is a pair of (N,) arrays; ``layer_terms`` is the only place where a layer's work is listed, so search, estimate and the
+time tree cannot disagree about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from planner.backends.base import RecomputeKind
+from planner.cost import traffic
+from planner.cost.attention import attention_s
+from planner.cost.context import Work
+from planner.cost.gemm import grouped_linear_s, linear_s
+from planner.cost.groups import Groups
+from planner.cost.params import LayerKind, Matrix, layer_matrices
+from planner.specs.batch import FloatArray
+
+_HIDDEN_BYTES = 2.0
+"""Activations travel in 16 bits (fp32 jobs: twice that)."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """Seconds of one kind of work in one layer."""
+
+    name: str
+    forward: FloatArray
+    backward: FloatArray
+    source: str
+    communication: bool = False
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """All terms of one layer kind for N candidates."""
+
+    terms: tuple[Term, ...]
+    host_floor: FloatArray
+    """Time the host needs to issue the layer's kernels, forward and backward; the layer takes at least this."""
+
+    def forward(self) -> FloatArray:
+        return _sum(term.forward for term in self.terms)
+
+    def backward(self) -> FloatArray:
+        return _sum(term.backward for term in self.terms)
+
+    def total(self) -> FloatArray:
+        return np.maximum(self.forward() + self.backward(), self.host_floor)
+
+    def named(self, name: str) -> Term:
+        return next(term for term in self.terms if term.name == name)
+
+
+def _sum(parts: Iterator[FloatArray]) -> FloatArray:
+    total = next(parts).copy()
+    for part in parts:
+        total += part
+    return total
+
+
+def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
+    """Terms of one layer of ``kind``."""
+    terms = [*_matrix_terms(work, kind), *_other_terms(work, kind), *_communication_terms(work, groups, kind)]
+    return LayerTime(tuple(terms), _host_floor(work, kind))
+
+
+def _fused(model_matrices: tuple[Matrix, ...]) -> Iterator[tuple[Matrix, int]]:
+    """Matrices with the same input run as one multiplication (q, k, v; gate and up): (first of them, joint outputs)."""
+    for _, same in groupby(model_matrices, key=lambda m: (m.part, m.inputs, m.split)):
+        matrices = list(same)
+        if matrices[0].split == "column":
+            yield matrices[0], sum(m.outputs for m in matrices)
+        else:
+            yield from ((m, m.outputs) for m in matrices)
+
+
+def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
+    """Matrix multiplications, by the part of the layer they belong to."""
+    context = work.context
+    constants, rate, stream = context.constants, context.layer_flops_per_s, context.stream_bytes_per_s
+    times: dict[str, tuple[FloatArray, FloatArray]] = {}
+    for matrix, outputs in _fused(layer_matrices(context.model, kind)):
+        degree = work.etp if matrix.part == "expert" else work.tp
+        inputs_local = matrix.inputs / degree if matrix.split == "row" else matrix.inputs
+        outputs_local = outputs / degree if matrix.split == "column" else outputs
+        if matrix.part == "expert":
+            moe = context.model.moe
+            local = np.maximum((moe.experts if moe else 1) / work.batch.ep, 1.0)
+            pair = grouped_linear_s(constants, rate, stream, work.routed_rows, local, inputs_local, outputs_local)
+        else:
+            tokens = work.sp_tokens if matrix.split == "none" else work.tokens
+            pair = linear_s(constants, rate, stream, tokens, inputs_local, outputs_local)
+        name = _TERM_OF_PART[matrix.part]
+        old = times.get(name, (work.zeros(), work.zeros()))
+        times[name] = (old[0] + pair[0], old[1] + pair[1])
+    return [Term(name, pair[0], pair[1], "2 (M + a)(K + b)(N + a) / rate") for name, pair in times.items()]
+
+
+_TERM_OF_PART = {
+    "attention": "attention projections",
+    "mixer": "mixer projections",
+    "mlp": "mlp matrices",
+    "shared": "mlp matrices",
+    "expert": "expert matrices",
+    "router": "router",
+    "latent": "router",
+}
+
+
+def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
+    """Core attention and elementwise kernels."""
+    core_forward, core_backward = attention_s(work, kind)
+    elementwise = [
+        ("norms", traffic.norms_bytes(work)),
+        ("rotary", traffic.rotary_bytes(work, kind)),
+        ("activation function", traffic.activation_bytes(work, kind)),
+        ("expert permutation", traffic.routing_bytes(work, kind)),
+        ("fp8 casts", traffic.cast_bytes(work, kind)),
+    ]
+    terms = [Term("core attention", core_forward, core_backward, "causal FLOPs over the kernel's rate at this length and occupancy")]
+    for name, moved in elementwise:
+        if np.any(moved):
+            seconds = traffic.stream_s(work, moved)
+            terms.append(Term(name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"))
+    return terms
+
+
+def _communication_terms(work: Work, groups: Groups, kind: LayerKind) -> list[Term]:
+    terms = [_tensor_parallel(work, groups, kind), _context_parallel(work, groups, kind), _expert_parallel(work, groups, kind)]
+    return [term for term in terms if np.any(term.forward)]
+
+
+def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
+    """Two collectives (gather and scatter, or one all-reduce) around the mixer and around the MLP, each way."""
+    context = work.context
+    blocks = float(kind[0] != "none") + _sharded_mlp_blocks(work, kind)
+    full = work.tokens * context.model.hidden * context.activation_bytes
+    pair = 2.0 * groups.tensor.all_gather_s(full)
+    hidden = context.backend.habits.tensor_parallel_overlap * (1.0 - groups.tensor.crosses)
+    exposed = blocks * pair * (1.0 - hidden)
+    expert = work.zeros()
+    if kind[1] == "moe" and context.model.moe is not None:
+        gathered = work.routed_rows * (context.model.moe.latent or context.model.hidden) * context.activation_bytes
+        expert = 2.0 * groups.expert_tensor.all_gather_s(gathered)
+    exposed = exposed + expert
+    return Term("tensor-parallel traffic", exposed, exposed.copy(), "2 (n-1)/n S / B(S) per block and direction", communication=True)
+
+
+def _sharded_mlp_blocks(work: Work, kind: LayerKind) -> float:
+    """MLP blocks whose input is gathered over the tp ranks: dense ones and shared experts; routed experts keep split tokens."""
+    if kind[1] == "dense":
+        return 1.0
+    moe = work.context.model.moe
+    return 1.0 if kind[1] == "moe" and moe is not None and moe.shared_ffn else 0.0
+
+
+def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
+    """Keys and values (ring, all-gather) or queries, keys, values and outputs (all-to-all) of one layer."""
+    context = work.context
+    model, habits = context.model, context.backend.habits
+    if kind[0] not in ("attention", "window", "mla") or not np.any(work.cp > 1):
+        return Term("context-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
+    core = attention_s(work, kind)
+    kv_width = model.kv_heads * model.head_dim if model.mla is None else model.heads * model.head_dim
+    kv = 2.0 * context.activation_bytes * np.maximum(kv_width / work.tp, model.head_dim)
+    if habits.context_parallel_comm == "all-to-all":
+        q = 2.0 * context.activation_bytes * model.heads * model.head_dim / work.tp
+        exchange = groups.context.all_to_all_s(work.tokens * (q + kv))
+        return Term("context-parallel traffic", exchange, exchange, "(c-1)/c of q, k, v and output / B", communication=True)
+    full = kv * work.tokens * work.cp
+    moved = groups.context.all_gather_s(full)
+    slow = context.constants.overlap_slowdown
+    if habits.context_parallel_comm == "ring":
+        # Each of the c - 1 exchanges hides behind the attention on the chunk in hand.
+        forward = np.maximum(moved - core[0], 0.0) + slow * np.minimum(moved, core[0])
+        backward = np.maximum(2.0 * moved - core[1], 0.0) + slow * np.minimum(2.0 * moved, core[1])
+        return Term("context-parallel traffic", forward, backward, "(c-1) KV chunks / B behind attention", communication=True)
+    return Term("context-parallel traffic", moved, 2.0 * moved, "all-gather of KV forward, gather and scatter backward", communication=True)
+
+
+def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
+    """Dispatch and combine, each way: top_k copies of every token's hidden vector."""
+    context = work.context
+    moe = context.model.moe
+    if kind[1] != "moe" or moe is None:
+        return Term("expert-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
+    sent = moe.top_k * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
+    both = 2.0 * groups.expert.all_to_all_s(sent)
+    return Term("expert-parallel traffic", both, both.copy(), "2 (e-1)/e K N h / B each way", communication=True)
+
+
+def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
+    """Launch-bound time of one layer."""
+    constants, habits = work.context.constants, work.context.backend.habits
+    floor = habits.kernels_per_layer * constants.launch_s
+    if kind[1] == "moe":
+        floor = floor + constants.moe_host_s
+    return np.full(len(work.batch), floor)
+
+
+def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:
+    """Forward work that one recomputed layer repeats in the backward pass."""
+    if "layer" in choice.repeats:
+        return _sum(t.forward for t in layer.terms if choice.regathers or not t.communication)
+    names = {term.name: term.forward for term in layer.terms}
+    zero = work.zeros()
+    parts = {
+        "attention_core": names.get("core attention", zero),
+        "norms": names["norms"] / 2.0,  # the residual add is not repeated
+        "activation": names.get("activation function", zero),
+        "mlp": names.get("mlp matrices", zero) + names.get("activation function", zero),
+        "qkv_up": names["attention projections"] * _up_share(work, kind) if kind[0] == "mla" else zero,
+        "half_matmuls": 0.5 * (names.get("mlp matrices", zero) + names.get("attention projections", zero)
+                               + names.get("expert matrices", zero)) + names["norms"],
+        "moe": names.get("expert matrices", zero) + names.get("expert permutation", zero)
+        + names.get("expert-parallel traffic", zero) + names.get("activation function", zero),
+    }
+    total = zero
+    for name in sorted(choice.repeats):
+        total = total + parts[name]
+    if choice.regathers and "mlp" in choice.repeats:
+        total = total + names.get("tensor-parallel traffic", zero) / 2.0
+    return total
+
+
+def _up_share(work: Work, kind: LayerKind) -> float:
+    """Share of the attention projections that re-creates queries, keys and values from their latents."""
+    matrices = [m for m in layer_matrices(work.context.model, kind) if m.part == "attention"]
+    up = sum(m.size for m in matrices if m.name in ("q_up", "kv_up"))
+    return up / sum(m.size for m in matrices)

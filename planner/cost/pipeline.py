@@ -1,0 +1,52 @@
+"""Pipeline schedules: how much of the other stages' time is bubble, how many micro-batches are alive, what stage-to-stage traffic costs.
+
+Closed forms, checked against an event-by-event simulation in the tests.  Sources: GPipe and 1F1B arXiv 2104.04473, interleaved the same
+(section 2.2) and Megatron-LM's schedule, ZB-H1 arXiv 2401.10241.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.context import Work
+from planner.cost.groups import Groups
+from planner.specs.batch import SCHEDULES, FloatArray
+
+GPIPE, INTERLEAVED, ZB_H1 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1"))
+
+_WEIGHT_GRADIENT_SHARE = 1.0 / 3.0
+"""Weight gradients are about a third of forward plus backward; ZB-H1 fills the bubble with them twice."""
+
+
+def bubble_factor(work: Work) -> FloatArray:
+    """Weight of the other ranks' micro-batch time in fill and drain: 1, 1/v interleaved, F + B - 2W over F + B for ZB-H1."""
+    factor = np.where(work.batch.schedule == INTERLEAVED, 1.0 / work.batch.vpp, 1.0)
+    return np.where(work.batch.schedule == ZB_H1, 1.0 - 2.0 * _WEIGHT_GRADIENT_SHARE, factor)
+
+
+def in_flight(work: Work, pp: int, vpp: int) -> FloatArray:
+    """(N, P) micro-batches' worth of a rank's whole stage alive at the peak; rank 0 holds most."""
+    m = work.micro_batches[:, None]
+    rank = np.arange(pp)[None, :]
+    one_forward = np.minimum(m, pp - rank)
+    chunks = 2 * (pp - rank - 1) + (vpp - 1) * pp + 1
+    interleaved = np.minimum(m * vpp, chunks) / vpp
+    schedule = work.batch.schedule[:, None]
+    alive = np.where(schedule == INTERLEAVED, interleaved, one_forward)
+    return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)
+
+
+def point_to_point_s(work: Work, groups: Groups) -> FloatArray:
+    """Exposed stage-to-stage traffic of a step.
+
+    Fill and drain pass every boundary once each way.  1F1B also waits for one exchange each way per micro-batch; the interleaved
+    schedule overlaps those with other chunks' compute and pays the slow-down of running beside them.
+    """
+    context = work.context
+    pp, vpp, m = work.batch.pp, work.batch.vpp, work.micro_batches
+    size = context.activation_bytes * context.model.hidden * work.sp_tokens
+    send = groups.pipeline.send_s(size)
+    fill = 2.0 * (pp - 1.0) * send
+    steady = 2.0 * m * send
+    overlapped = context.constants.overlap_slowdown * 2.0 * m * vpp * send
+    return np.where(pp > 1, fill + np.where(work.batch.schedule == INTERLEAVED, overlapped, steady), 0.0)

@@ -1,0 +1,305 @@
+"""Builds the ``StageModel`` of a batch: every term of time and memory gathered into per-layer and per-end coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.backends.base import BufferContext, StateBytes
+from planner.cost import activations, pipeline
+from planner.cost.context import Work
+from planner.cost.ends import EndTime, embedding_time, head_time
+from planner.cost.groups import Groups
+from planner.cost.layers import LayerTime, layer_time, recompute_s
+from planner.cost.optimizer import gpu_step_s, offload_extra_s
+from planner.cost.sharding import LayerTraffic, Weights, traffic
+from planner.cost.stage_model import StageModel
+from planner.cost.weights import Ends, layer_weights
+from planner.specs.batch import DEVICES, FloatArray
+from planner.units import GIB
+
+_LAST_MICRO_BATCH_WINDOW = 0.9
+"""Share of a micro-batch's time behind which once-a-step traffic hides: gradients behind backward, parameters behind forward."""
+_LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
+"""The same by sharding stage where gradients are reduced layer by layer: backward only; only the forward gather at stage 2."""
+_BUCKET_PARAMS = 40e6
+_HOST_PROCESS_BYTES = 4.0 * GIB
+"""Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """All intermediate results for N candidates of one pipeline depth; ``model`` is what the search reads."""
+
+    work: Work
+    pp: int
+    vpp: int
+
+    @cached_property
+    def groups(self) -> Groups:
+        return Groups(self.work)
+
+    @cached_property
+    def ends(self) -> Ends:
+        return Ends(self.work)
+
+    @cached_property
+    def layers(self) -> tuple[LayerTime, ...]:
+        return tuple(layer_time(self.work, self.groups, kind) for kind in self.work.context.kinds)
+
+    @cached_property
+    def weights(self) -> tuple[Weights, ...]:
+        return tuple(layer_weights(self.work, kind) for kind in self.work.context.kinds)
+
+    @cached_property
+    def layer_traffic(self) -> tuple[LayerTraffic, ...]:
+        return tuple(traffic(self.work, self.groups, weights) for weights in self.weights)
+
+    @cached_property
+    def first_time(self) -> EndTime:
+        return embedding_time(self.work, self.groups)
+
+    @cached_property
+    def last_time(self) -> EndTime:
+        kinds = self.work.context.kinds
+        last = kinds.index(self.work.context.model.layer_kinds()[-1])
+        return head_time(self.work, self.groups, self.ends.vocab, self.layers[last])
+
+    @cached_property
+    def dense_state(self) -> StateBytes:
+        return self.work.context.backend.state_bytes(self.work.context.job, self.work.batch, self.work.batch.shard_degree)
+
+    @cached_property
+    def expert_state(self) -> StateBytes:
+        return self.work.context.backend.state_bytes(self.work.context.job, self.work.batch, self.work.expert_shard_degree)
+
+    @cached_property
+    def straggler(self) -> float:
+        """Factor on every time: a synchronous step waits for the slowest of all GPUs."""
+        context = self.work.context
+        return float(1.0 + context.constants.straggler_per_log2_gpu * np.log2(context.cluster.gpus))
+
+    def exposed_layer(self, index: int, extra_backward: FloatArray | float = 0.0) -> FloatArray:
+        """Time of one layer with its every-micro-batch parameter and gradient traffic running beside it."""
+        layer, moved = self.layers[index], self.layer_traffic[index]
+        slow = self.work.context.constants.overlap_slowdown
+        forward, backward = layer.forward(), layer.backward() + extra_backward
+        total = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
+        return np.maximum(total, layer.host_floor + extra_backward)
+
+    @cached_property
+    def layer_time_s(self) -> FloatArray:
+        return self._stack([self.exposed_layer(k) for k in range(len(self.layers))])
+
+    @cached_property
+    def recompute_time_s(self) -> FloatArray:
+        """(N, K) added by recomputing one layer, by each candidate's recompute kind."""
+        context = self.work.context
+        columns = []
+        for k, kind in enumerate(context.kinds):
+            added = self.work.zeros()
+            for code in np.unique(self.work.batch.recompute_kind):
+                choice = context.recompute_kinds[int(code)]
+                if choice.mode != "none":
+                    repeated = recompute_s(self.work, kind, self.layers[k], choice)
+                    longer = self.exposed_layer(k, repeated) - self.layer_time_s[:, k]
+                    added = np.where(self.work.batch.recompute_kind == code, longer, added)
+            columns.append(added)
+        return self._stack(columns)
+
+    def _stack(self, columns: list[FloatArray]) -> FloatArray:
+        return np.stack(columns, axis=1)
+
+    def _state(self, weights: Weights, part: str) -> FloatArray:
+        """Bytes of ``weights`` held under one heading of the framework's memory layout."""
+        dense: FloatArray = getattr(self.dense_state, part)
+        expert: FloatArray = getattr(self.expert_state, part)
+        return dense * weights.dense + expert * weights.expert
+
+    def resident(self, weights: Weights) -> FloatArray:
+        """Weights, gradients and optimizer states of ``weights`` on the GPU, nothing offloaded."""
+        return self._state(weights, "weights") + self._state(weights, "gradients") + self._state(weights, "optimizer")
+
+    def updated(self, weights: Weights) -> FloatArray:
+        """Parameters of ``weights`` whose optimizer step this rank computes."""
+        sharded = self.work.batch.zero_stage > 0
+        dense = np.where(sharded, self.work.batch.shard_degree, 1)
+        expert = np.where(sharded, self.work.expert_shard_degree, 1)
+        return weights.dense / dense + weights.expert / expert
+
+    @cached_property
+    def rank_params(self) -> FloatArray:
+        """Parameters of the fullest rank of an even split."""
+        per_rank = -(-self.work.context.model.layers // self.pp)
+        largest = np.max(self._stack([w.dense + w.expert for w in self.weights]), axis=1)
+        return per_rank * largest + np.maximum(self.ends.first.dense, self.ends.last.dense)
+
+    @cached_property
+    def buffers(self) -> dict[str, FloatArray]:
+        """The framework's working buffers on every rank by name, bytes."""
+        return self._buffers(self.work.zeros())
+
+    @cached_property
+    def last_buffers(self) -> dict[str, FloatArray]:
+        """The same on the last rank, which also holds the head."""
+        return self._buffers(self.ends.last.dense)
+
+    def _buffers(self, head: FloatArray) -> dict[str, FloatArray]:
+        context = self.work.context
+        largest = np.max(self._stack([w.dense + w.expert for w in self.weights]), axis=1)
+        one_expert = [
+            weights.dense + weights.expert / np.maximum((context.model.moe.experts if context.model.moe else 1) / self.work.batch.ep, 1.0)
+            for weights in self.weights
+        ]
+        distinct = np.max(self._stack(one_expert), axis=1) + head
+        return context.backend.buffer_bytes(
+            BufferContext(
+                model=context.model,
+                job=context.job,
+                batch=self.work.batch,
+                rank_params=self.rank_params,
+                layer_params=largest,
+                root_params=self.ends.first.dense + self.ends.last.dense,
+                distinct_weight_params=distinct,
+            )
+        )
+
+    @cached_property
+    def tensors(self) -> tuple[dict[str, FloatArray], ...]:
+        return tuple(activations.saved_bytes(self.work, kind) for kind in self.work.context.kinds)  # type: ignore[misc]
+
+    @cached_property
+    def activation_bytes(self) -> FloatArray:
+        return self._stack([sum(t.values(), self.work.zeros()) for t in self.tensors])
+
+    @cached_property
+    def recompute_saved_bytes(self) -> FloatArray:
+        """(N, K) bytes that one recomputed layer does not keep, by each candidate's recompute kind."""
+        context = self.work.context
+        columns = []
+        for tensors in self.tensors:
+            saved = self.work.zeros()
+            for code in np.unique(self.work.batch.recompute_kind):
+                choice = context.recompute_kinds[int(code)]
+                spared = activations.recompute_saved_bytes(self.work, tensors, choice)  # type: ignore[arg-type]
+                saved = np.where(self.work.batch.recompute_kind == code, spared, saved)
+            columns.append(saved)
+        return self._stack(columns)
+
+    @cached_property
+    def layer_transient(self) -> FloatArray:
+        """Backward of one layer; a fully recomputed layer has all its tensors alive once more."""
+        kinds = self.work.context.kinds
+        backward = self._stack([activations.layer_transient_bytes(self.work, kind) for kind in kinds])
+        full = np.array([choice.mode == "full" for choice in self.work.context.recompute_kinds])[self.work.batch.recompute_kind]
+        again = np.where(full[:, None], self.activation_bytes, 0.0)
+        return (backward + again).max(axis=1)
+
+    @cached_property
+    def loss_transient(self) -> FloatArray:
+        return activations.loss_transient_bytes(self.work, self.ends.vocab)
+
+    @cached_property
+    def device_overhead(self) -> FloatArray:
+        """Context, libraries and communication buffers: what the allocator does not see."""
+        batch, constants = self.work.batch, self.work.context.constants
+        groups = sum(((degree > 1).astype(float) for degree in (batch.tp, batch.cp, batch.pp, batch.ep, batch.dp * batch.cp)), self.work.zeros())
+        return constants.device_context_bytes + constants.communicator_bytes * groups
+
+    @cached_property
+    def window_share(self) -> FloatArray:
+        if self.work.context.backend.habits.data_parallel_overlap == "last-micro-batch":
+            return np.full(len(self.work.batch), _LAST_MICRO_BATCH_WINDOW)
+        return np.array(_LAYER_WISE_WINDOW)[self.work.batch.zero_stage]
+
+    @cached_property
+    def constant_time(self) -> FloatArray:
+        """Once a step: host work, and the all-reduce of a tied table's gradient between its two copies."""
+        context = self.work.context
+        constant = np.full(len(self.work.batch), context.constants.step_overhead_s)
+        if context.model.tied:
+            tied = 2.0 * self.groups.pipeline.send_s(4.0 * self.ends.first.dense)
+            constant = constant + np.where(self.work.batch.pp > 1, tied, 0.0)
+        return constant
+
+    @cached_property
+    def fixed_host(self) -> FloatArray:
+        """Host bytes of one rank: its process, and its shard of 16-bit parameters where those are offloaded."""
+        offloaded = self.work.batch.offload_parameters == DEVICES.index("cpu")
+        held = self.rank_params * self.pp / np.maximum(self.work.batch.shard_degree, 1)
+        return _HOST_PROCESS_BYTES + np.where(offloaded, 2.0 * held, 0.0)
+
+    @cached_property
+    def model(self) -> StageModel:
+        """The coefficients; every time carries the straggler factor."""
+        first, last, slow = self.ends.first, self.ends.last, self.straggler
+        first_moved, last_moved = traffic(self.work, self.groups, first), traffic(self.work, self.groups, last)
+        optimizer = [gpu_step_s(self.work.context, self.updated(w)) for w in (*self.weights, first, last)]
+        offload = [offload_extra_s(self.work, self.updated(w)) for w in (*self.weights, first, last)]
+        bucket = np.minimum(1.0, _BUCKET_PARAMS / np.maximum(self.rank_params, 1.0))
+        even = self.work.context.model.layers / self.pp
+        average = sum((t.once for t in self.layer_traffic), self.work.zeros()) / len(self.layer_traffic) * even
+        return StageModel(
+            pp=self.pp,
+            vpp=self.vpp,
+            micro_batches=self.work.micro_batches,
+            bubble_factor=pipeline.bubble_factor(self.work),
+            layer_time_s=slow * self.layer_time_s,
+            recompute_time_s=slow * self.recompute_time_s,
+            first_time_s=slow * (self.first_time.total() + first_moved.forward + first_moved.backward),
+            last_time_s=slow * (self.last_time.total() + last_moved.forward + last_moved.backward),
+            p2p_time_s=slow * pipeline.point_to_point_s(self.work, self.groups),
+            constant_time_s=slow * self.constant_time,
+            layer_reduce_time_s=slow * self._stack([t.once for t in self.layer_traffic]),
+            first_reduce_time_s=slow * first_moved.once,
+            last_reduce_time_s=slow * last_moved.once,
+            reduce_window_share=self.window_share,
+            reduce_floor_s=slow * bucket * average,
+            layer_optimizer_time_s=slow * self._stack(optimizer[:-2]),
+            first_optimizer_time_s=slow * optimizer[-2],
+            last_optimizer_time_s=slow * optimizer[-1],
+            layer_offload_time_s=slow * self._stack(offload[:-2]),
+            first_offload_time_s=slow * offload[-2],
+            last_offload_time_s=slow * offload[-1],
+            **self._memory(first, last),
+        )
+
+    def _memory(self, first: Weights, last: Weights) -> dict[str, FloatArray]:
+        """The memory half of the coefficients."""
+        parts = (*self.weights, first, last)
+        state = [self.resident(w) for w in parts]
+        offloadable = [self._state(w, "offloadable") for w in parts]
+        host = [self._state(w, "host") for w in parts]
+        final_norm = 2.0 * activations.layer_input_bytes(self.work)
+        return {
+            "layer_state_bytes": self._stack(state[:-2]),
+            "layer_offloadable_bytes": self._stack(offloadable[:-2]),
+            "first_state_bytes": state[-2],
+            "last_state_bytes": state[-1],
+            "first_offloadable_bytes": offloadable[-2],
+            "last_offloadable_bytes": offloadable[-1],
+            "layer_activation_bytes": self.activation_bytes,
+            "recompute_saved_bytes": self.recompute_saved_bytes,
+            "first_activation_bytes": 8.0 * self.work.tokens,
+            "in_flight": pipeline.in_flight(self.work, self.pp, self.vpp),
+            "fixed_bytes": sum(self.buffers.values(), self.work.zeros()) + self.layer_transient,
+            "last_fixed_bytes": np.maximum(self.loss_transient - self.layer_transient, 0.0)
+            + final_norm
+            + sum(self.last_buffers.values(), self.work.zeros())
+            - sum(self.buffers.values(), self.work.zeros()),
+            "step_temporary_layer_bytes": self._stack([self._state(w, "step_temporary") for w in self.weights]),
+            "layer_host_bytes": self._stack(host[:-2]),
+            "first_host_bytes": host[-2],
+            "last_host_bytes": host[-1],
+            "fixed_host_bytes": self.fixed_host,
+            "local_ranks": np.full(len(self.work.batch), float(self.work.context.cluster.local_gpus)),
+            "memory_factor": np.full(len(self.work.batch), self.work.context.backend.habits.allocator_factor),
+            "device_overhead_bytes": self.device_overhead,
+        }
+
+
+def _beside(compute: FloatArray, communication: FloatArray, slow: float) -> FloatArray:
+    """Compute with communication beside it: the longer of the two, plus the slow-down of the shared part."""
+    return np.maximum(compute, communication) + slow * np.minimum(compute, communication)

@@ -1,0 +1,80 @@
+"""Bytes that elementwise kernels move through device memory, forward, per layer and micro-batch; the backward pass moves twice as many.
+
+Counts are for kernels fused within themselves (one pass a norm, a rotary, an activation, an add); eager stacks multiply them by ``eager_traffic_factor``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.context import Work
+from planner.cost.params import LayerKind
+from planner.specs.batch import FloatArray
+
+_NORM = 4.0
+"""Bytes per hidden element of one norm: read 2, write 2."""
+_RESIDUAL = 6.0
+"""Bytes per hidden element of one residual add: two inputs read, the sum written."""
+_PERMUTE = 8.0
+"""Bytes per hidden element and visited expert: gather into expert order and back, read 2 and write 2 each."""
+_FP8_CAST = 4.0
+"""Bytes per GEMM input element: read 2, write a row-wise and a column-wise fp8 copy."""
+
+
+def norms_bytes(work: Work) -> FloatArray:
+    """Norms and residual adds."""
+    model, scale = work.context.model, work.context.activation_bytes / 2.0
+    per_token = model.hidden * model.norms_per_layer * (_NORM + _RESIDUAL)
+    return scale * per_token * work.sp_tokens
+
+
+def rotary_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    """Rotary position and query/key norms: read and write queries and keys."""
+    model = work.context.model
+    if kind[0] not in ("attention", "window", "mla"):
+        return work.zeros()
+    passes = (1.0 if model.position == "rope" else 0.0) + (1.0 if model.qk_norm != "none" else 0.0)
+    width = (model.heads + (model.heads if model.mla else model.kv_heads)) * model.head_dim
+    return passes * 2.0 * work.context.activation_bytes * width * work.tokens / work.tp
+
+
+def activation_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    """Activation function (and gate): read its inputs, write its output."""
+    model, size = work.context.model, work.context.activation_bytes
+    reads_and_writes = size * (3.0 if model.gated_mlp else 2.0)
+    if kind[1] == "dense":
+        return reads_and_writes * model.ffn * work.tokens / work.tp
+    if kind[1] == "moe" and model.moe is not None:
+        routed = work.routed_rows * model.moe.expert_ffn / work.etp
+        return reads_and_writes * (routed + model.moe.shared_ffn * work.tokens / work.tp)
+    return work.zeros()
+
+
+def routing_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    """Permutation into expert order and back, router probabilities in fp32."""
+    moe = work.context.model.moe
+    if kind[1] != "moe" or moe is None:
+        return work.zeros()
+    width = moe.latent or work.context.model.hidden
+    return _PERMUTE * width * work.routed_rows + 8.0 * moe.experts * work.sp_tokens
+
+
+def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    """Quantisation of GEMM inputs in an fp8 job."""
+    model = work.context.model
+    if work.context.job.precision != "fp8":
+        return work.zeros()
+    dense = 0.0 if kind[0] == "none" else model.hidden + model.heads * model.head_dim / work.tp
+    elements = dense * work.tokens
+    if kind[1] == "dense":
+        elements = elements + (model.hidden + model.ffn / work.tp) * work.tokens
+    elif kind[1] == "moe" and model.moe is not None:
+        elements = elements + (model.hidden + model.moe.expert_ffn / work.etp) * work.routed_rows
+    return _FP8_CAST * elements
+
+
+def stream_s(work: Work, fused_bytes: FloatArray) -> FloatArray:
+    """Seconds of elementwise kernels whose fused traffic is ``fused_bytes``."""
+    context = work.context
+    factor = 1.0 if context.backend.habits.fused_kernels else context.constants.eager_traffic_factor
+    return np.asarray(fused_bytes * factor / context.stream_bytes_per_s)

@@ -1,0 +1,67 @@
+"""Parameters that one rank holds of a layer and of the two ends of the pipeline, after tensor and expert parallelism.
+
+Data-parallel sharding is not applied here: it depends on the framework's memory layout (``Backend.state_bytes``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from planner.cost.context import Work
+from planner.cost.params import LayerKind, head_params, layer_params, mtp_params, norm_size
+from planner.cost.sharding import Weights
+from planner.specs.batch import FloatArray
+
+
+def layer_weights(work: Work, kind: LayerKind) -> Weights:
+    """Dense and expert parameters of one layer on one rank."""
+    layer = layer_params(work.context.model, kind)
+    split = layer.attention_sharded + layer.mixer_sharded + layer.mlp_sharded + layer.shared_expert
+    whole = layer.attention_replicated + layer.mixer_replicated + layer.mlp_replicated + layer.router + layer.latent + layer.norms
+    experts = layer.experts / work.batch.ep * layer.expert_sharded_one / work.etp
+    return Weights(split / work.tp + whole, np.asarray(experts, dtype=float))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the first and the last pipeline rank hold beyond their layers; on one rank both, a tied table once."""
+
+    work: Work
+
+    @cached_property
+    def vocab(self) -> FloatArray:
+        """Padded vocabulary rows."""
+        habits = self.work.context.backend.habits
+        multiple = habits.vocab_multiple * (self.work.batch.tp if habits.vocab_multiple > 1 else 1)
+        return -(-self.work.context.model.vocab // multiple) * multiple * np.ones(len(self.work.batch))
+
+    @cached_property
+    def _table(self) -> FloatArray:
+        model, habits = self.work.context.model, self.work.context.backend.habits
+        split = self.work.tp if habits.embedding_vocab_parallel else 1.0
+        return self.vocab * (model.embedding_width or model.hidden) / split
+
+    @cached_property
+    def first(self) -> Weights:
+        """Embedding table, learned positions, embedding norm."""
+        model = self.work.context.model
+        extra = model.learned_positions * model.hidden + (norm_size(model, model.hidden) if model.embedding_norm else 0)
+        return Weights(self._table + extra, self.work.zeros())
+
+    @cached_property
+    def last(self) -> Weights:
+        """Final norm, head (a second copy of a tied table when there are several stages) and multi-token-prediction blocks."""
+        model, work = self.work.context.model, self.work
+        table = np.where(work.batch.pp > 1, self._table, 0.0) if model.tied else self._table
+        bias = head_params(model) - (0 if model.tied else model.vocab * (model.embedding_width or model.hidden))
+        projections = 2 * model.embedding_width * model.hidden if model.embedding_projections else 0
+        norm = norm_size(model, model.hidden) if model.final_norm else 0
+        dense = table + (bias + projections) / work.tp + norm
+        if not model.mtp_layers:
+            return Weights(dense, work.zeros())
+        block = layer_weights(work, model.layer_kinds()[-1])
+        joint = mtp_params(model) - model.mtp_layers * layer_params(model, model.layer_kinds()[-1]).total
+        return Weights(dense + model.mtp_layers * block.dense + joint / work.tp, model.mtp_layers * block.expert)

@@ -1,0 +1,147 @@
+"""README.md of a rendered plan: what the plan is, what was assumed, what to check before and in the first steps.
+
+Every number comes from the plan document; nothing is computed again here but the rank map.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from planner.render.bundle import Bundle
+from planner.render.engine import fill
+from planner.render.text import one_line, table
+from planner.render.topology import group_table, node_table
+from planner.specs.cluster import Cluster
+from planner.specs.plan import Breakdown, Plan, PlanDocument
+from planner.specs.strategy import Strategy
+from planner.units import BITS_PER_BYTE, GB, count, duration, gib, percent
+
+
+def readme(document: PlanDocument, plan: Plan, bundle: Bundle, title: str, files: Mapping[str, str]) -> str:
+    """The guide that lies beside the rendered files; ``files`` says what each of them is."""
+    cluster = document.request.cluster
+    return fill(
+        "readme/README.md.j2",
+        {
+            "model": one_line(document.request.model.name),
+            "framework": title,
+            "plan_id": document.id,
+            "planner_version": document.planner_version,
+            "cluster": cluster_line(cluster),
+            "nodes": cluster.nodes,
+            "verdict": verdict(plan),
+            "strategy_table": table([("", "value"), *strategy_rows(plan.strategy)]),
+            "estimate_table": table([("", "estimate", "range or limit"), *estimate_rows(plan)]),
+            "memory_table": memory_table(plan.estimate.memory),
+            "why": plan.why,
+            "assumptions": [
+                f"`{entry.field}` = {one_line(json.dumps(entry.value))}: {entry.why}" for entry in document.assumptions
+            ],
+            "warnings": document.warnings,
+            "headroom": headroom(plan),
+            "setup": bundle.setup,
+            "watch": bundle.watch,
+            "out_of_memory": bundle.out_of_memory,
+            "notes": bundle.notes,
+            "group_table": group_table(bundle.topology),
+            "node_table": node_table(bundle.topology),
+            "expert_table": group_table(bundle.expert_topology) if bundle.expert_topology else "",
+            "files": files,
+            "slurm": "job.sbatch" in files,
+            "deepspeed_launcher": "launch_deepspeed.sh" in files,
+        },
+    )
+
+
+def cluster_line(cluster: Cluster) -> str:
+    """Machines in one phrase."""
+    network = cluster.nic_bytes_per_s * BITS_PER_BYTE / GB
+    return (
+        f"{cluster.gpus} x {one_line(cluster.accelerator.id)}, {cluster.local_gpus} a node, "
+        f"{cluster.nics_per_node} x {network:.0f} Gb/s network a node"
+    )
+
+
+def verdict(plan: Plan) -> str:
+    """The strategy in one line."""
+    s = plan.strategy
+    parts = [f"{name} {degree}" for name, degree in degrees(s) if degree > 1] or ["one GPU, nothing split"]
+    return f"{', '.join(parts)}: {duration(plan.estimate.step_time_s)} a step, {gib(plan.estimate.peak_memory_bytes)} a GPU"
+
+
+def degrees(s: Strategy) -> list[tuple[str, int]]:
+    """Degrees of parallelism by their short names."""
+    return [("TP", s.tp), ("CP", s.cp), ("PP", s.pp), ("VPP", s.vpp), ("EP", s.ep), ("ETP", s.etp), ("DP", s.dp)]
+
+
+def strategy_rows(s: Strategy) -> list[tuple[str, str]]:
+    """Name and value of everything that the strategy fixes."""
+    rows = [
+        ("tensor parallel", f"{s.tp}" + (" with sequence parallelism" if s.sequence_parallel else "")),
+        ("context parallel", f"{s.cp}"),
+        ("pipeline stages", f"{s.pp} x {s.vpp} chunks ({s.pipeline_schedule})" if s.vpp > 1 else f"{s.pp} ({s.pipeline_schedule})"),
+        ("expert parallel", f"{s.ep} (tensor parallel inside an expert: {s.etp})"),
+        ("data parallel", f"{s.dp}"),
+        ("ZeRO stage", f"{s.zero_stage}, sharded over {s.shard_degree} GPUs"),
+        ("micro-batch", f"{s.micro_batch} x {s.seq_len} tokens, {s.grad_accum} a step and replica"),
+        ("global batch", f"{s.global_batch} sequences = {count(s.global_batch * s.seq_len)} tokens"),
+        ("precision", s.precision),
+        ("recomputation", _recompute(s)),
+        ("offload", _offload(s)),
+    ]
+    if len(set(s.layers_per_stage)) > 1:
+        rows.insert(3, ("layers of each stage", " ".join(map(str, s.layers_per_stage))))
+    if s.secondary_shard_degree:
+        rows.append(("second, nearer shard", f"{s.secondary_shard_degree} GPUs"))
+    skip = {("context parallel", "1"), ("expert parallel", "1 (tensor parallel inside an expert: 1)")}
+    return [row for row in rows if row not in skip]
+
+
+def _recompute(s: Strategy) -> str:
+    counts = s.recompute.layers_per_stage
+    if s.recompute.mode == "selective":
+        return "selective: " + ", ".join(s.recompute.modules)
+    if s.recompute.mode == "full" and counts is not None:
+        return f"full, {max(counts)} layers of a stage" if len(set(counts)) == 1 else "full, layers " + " ".join(map(str, counts))
+    return s.recompute.mode
+
+
+def _offload(s: Strategy) -> str:
+    if s.offload.device == "none" and s.offload.parameters == "none":
+        return "none"
+    return f"{percent(s.offload.optimizer)} of the optimizer states to {s.offload.device}, parameters to {s.offload.parameters}"
+
+
+def estimate_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """What the cost model says, with ranges and limits."""
+    e = plan.estimate
+    low, high = e.step_time_range_s
+    memory_low, memory_high = e.peak_memory_range_bytes
+    rows = [
+        ("step time", duration(e.step_time_s), f"{duration(low)} to {duration(high)}"),
+        ("throughput", f"{count(e.tokens_per_s)} tokens/s", f"{count(e.tokens_per_s_per_gpu)} a GPU"),
+        ("model FLOPs utilisation", percent(e.mfu), f"{e.model_flops_per_s_per_gpu / 1e12:.0f} TFLOP/s a GPU"),
+        ("peak memory of a GPU", gib(e.peak_memory_bytes), f"{gib(memory_low)} to {gib(memory_high)}"),
+        ("memory limit of a GPU", gib(e.memory_limit_bytes), "the upper end of the range must stay below"),
+        ("host memory of a node", gib(e.host_memory_bytes_per_node), ""),
+    ]
+    if e.cost_per_million_tokens is not None:
+        rows.append(("cost", f"{e.cost_per_million_tokens:.3f} USD", "per million tokens"))
+    return rows
+
+
+def memory_table(tree: Breakdown) -> str:
+    """The two upper levels of the memory tree."""
+    rows = [("memory", "size")]
+    for child in tree.children:
+        rows.append((one_line(child.name), gib(child.value)))
+        rows += [(f"- {one_line(leaf.name)}", gib(leaf.value)) for leaf in child.children]
+    return table(rows) if len(rows) > 1 else ""
+
+
+def headroom(plan: Plan) -> str:
+    """How far the estimate is from the limit."""
+    e = plan.estimate
+    left = e.memory_limit_bytes - e.peak_memory_bytes
+    return f"{gib(left)} of {gib(e.memory_limit_bytes)} ({percent(left / e.memory_limit_bytes)})"

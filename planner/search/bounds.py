@@ -1,0 +1,275 @@
+"""Lower bounds on the step time (or memory) of every candidate over all its inner decisions, from coefficients alone.
+
+``quick_bound`` knows balance only and is cheap enough for every candidate.  ``full_bound`` adds memory: the fewest recomputed
+layers and the smallest offloaded share with which the ranks can hold the model, and ranks that take fewer layers than balance
+asks for.  Neither exceeds the true optimum (property test).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.search.capacity import host_steps, rank_caps, sufficient
+from planner.search.inner import Inner, counts
+from planner.search.waterfill import held, least_level, least_level_capped
+from planner.specs.batch import FloatArray, IntArray
+
+LEVELS = 4
+"""How many levels of the slowest rank are tried one by one before the recomputed total is bounded loosely."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Inner decisions that every fitting plan of a candidate must at least take, and the most it can."""
+
+    recomputed: IntArray
+    """(N,) fewest recomputed layers of a virtual stage; 0 where not open."""
+    step: IntArray
+    """(N,) fewest offload steps."""
+    most_steps: IntArray
+    """(N,) most offload steps that the host allows."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Bounds of N candidates; infinite where nothing fits."""
+
+    step_time_s: FloatArray
+    memory_bytes: FloatArray
+    needs: Needs
+
+
+def rank_kinds(inner: Inner) -> IntArray:
+    """How many ranks there are of each kind that differ in what the ends add: first, middle, last."""
+    return np.array({1: [1], 2: [1, 1]}.get(inner.group.pp, [1, inner.group.pp - 2, 1]), dtype=np.int64)
+
+
+def ends_by_kind(inner: Inner, first: FloatArray, last: FloatArray, common: FloatArray | float = 0.0) -> FloatArray:
+    """(N, R) what the ends add on each kind of rank."""
+    out = np.zeros((len(first), min(inner.group.pp, 3)))
+    out[:, 0] += first
+    out[:, -1] += last
+    return out + (common[:, None] if isinstance(common, np.ndarray) else common)
+
+
+def fits_at_all(inner: Inner) -> tuple[Needs, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+    """The loosest needs, and which candidates fit with as much recomputation and offload as there can be."""
+    most_steps = host_steps(inner)
+    steps = np.maximum(most_steps, 0)
+    everything = np.full(len(inner), inner.max_recomputed)
+    if inner.group.free:
+        enough = sufficient(inner, everything, inner.fraction(steps))
+    else:
+        enough = _fixed_fits(inner, everything, steps)
+    counted = inner.group.counted.astype(np.int64)
+    least_step = np.minimum(inner.group.steps, 1)
+    possible = enough & (most_steps >= least_step)
+    return Needs(counted, least_step, steps), possible
+
+
+def _fixed_fits(inner: Inner, recomputed: IntArray, steps: IntArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    rows = np.arange(len(inner))
+    return inner.fits(inner.price(rows, inner.group.batch.stage_layers, recomputed, steps))
+
+
+def needs_of(inner: Inner, loose: Needs) -> Needs:
+    """The fewest recomputed layers and offload steps of candidates that fit at all (bisection on the relaxation)."""
+
+    def enough(recomputed: IntArray, step: IntArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        if inner.group.free:
+            return sufficient(inner, recomputed, inner.fraction(step))
+        rows = np.arange(len(inner))
+        result = inner.price(rows, inner.group.batch.stage_layers, recomputed, step)
+        return np.asarray(result.peak_memory_bytes <= inner.limits.gpu_bytes)
+
+    everything = np.full(len(inner), inner.max_recomputed)
+    recomputed, step = loose.recomputed, loose.step
+    if inner.group.counted.any():
+        open_high = np.where(inner.group.counted, everything, 0)
+        recomputed = _bisect(recomputed, open_high, lambda n: enough(n, loose.most_steps))
+    if (inner.group.steps > 0).any():
+        step = _bisect(step, loose.most_steps, lambda s: enough(everything, s))
+    return Needs(recomputed, step, loose.most_steps)
+
+
+def _bisect(low: IntArray, high: IntArray, holds: object) -> IntArray:
+    """(N,) smallest value in [low, high] that holds; ``holds`` is monotone and true at ``high``."""
+    while (low < high).any():
+        middle = (low + high) // 2
+        true = holds(middle)  # type: ignore[operator]
+        low, high = np.where(true, low, np.minimum(middle + 1, high)), np.where(true, middle, high)
+    return low
+
+
+def quick_bound(inner: Inner, needs: Needs) -> FloatArray:
+    """(N,) step time below which no layout gets, memory ignored."""
+    if not inner.group.free:
+        return _fixed_bound(inner, needs)
+    model = inner.model
+    slowest = _slowest(inner)
+    recomputed = needs.recomputed * inner.stages * model.recompute_time_s.min(axis=1)
+    recomputed = np.where(needs.recomputed > 0, np.minimum(recomputed, _least_total(inner, needs)), 0.0)
+    return _pipeline(inner, slowest, recomputed) + _tail(inner, needs) + model.constant_time_s
+
+
+def full_bound(inner: Inner, loose: Needs) -> Bound:
+    """Bounds of candidates that ``fits_at_all`` kept."""
+    needs = needs_of(inner, loose)
+    memory = _least_memory(inner, needs)
+    if not inner.group.free:
+        return Bound(_fixed_bound(inner, needs), memory, needs)
+    if len(inner.totals) == 1:
+        pipeline = _levels(inner, needs)
+    else:
+        pipeline = _pipeline(inner, _slowest(inner), _least_total(inner, needs))
+    return Bound(pipeline + _tail(inner, needs) + inner.model.constant_time_s, memory, needs)
+
+
+def _fixed_bound(inner: Inner, needs: Needs) -> FloatArray:
+    """A given layout: the pipeline with the least recomputation, the tail with the most to hide behind."""
+    rows, layouts = np.arange(len(inner)), inner.group.batch.stage_layers
+    everything = np.full(len(inner), inner.max_recomputed)
+    least = inner.price(rows, layouts, needs.recomputed, needs.step)
+    tail = least.rank_tail_s
+    for recomputed, step in ((everything, needs.step), (everything, needs.most_steps)):
+        tail = np.minimum(tail, inner.price(rows, layouts, recomputed, step).rank_tail_s)
+    return least.pipeline_time_s + tail.max(axis=1) + inner.model.constant_time_s
+
+
+def _pipeline(inner: Inner, slowest: FloatArray, recomputed_s: FloatArray) -> FloatArray:
+    """(N,) pipeline time for a slowest rank and a total time of recomputation over all ranks."""
+    model = inner.model
+    total = (model.layer_time_s * inner.totals).sum(axis=1) + model.first_time_s + model.last_time_s + recomputed_s
+    steady = (model.micro_batches - model.bubble_factor) * slowest
+    return np.asarray(steady + model.bubble_factor * total + model.p2p_time_s)
+
+
+def _slowest(inner: Inner) -> FloatArray:
+    """(N,) least time of the slowest rank without recomputation."""
+    model, group = inner.model, inner.group
+    ends = ends_by_kind(inner, model.first_time_s, model.last_time_s)
+    return _least_over_kinds(inner, model.layer_time_s, ends, group.vpp)
+
+
+def _least_over_kinds(inner: Inner, per_layer: FloatArray, ends: FloatArray, least: int) -> FloatArray:
+    """(N,) best bound on the fullest rank: all layers at the cheapest kind's rate, each kind alone, and the average."""
+    ranks = rank_kinds(inner)
+    best = least_level(per_layer.min(axis=1)[:, None], ends, ranks, inner.layers, least)
+    if per_layer.shape[1] > 1 and (per_layer >= 0).all():
+        for kind, total in enumerate(inner.totals):
+            best = np.maximum(best, least_level(per_layer[:, kind : kind + 1], ends, ranks, int(total), 0))
+        mean = ((per_layer * inner.totals).sum(axis=1) + (ends * ranks).sum(axis=1)) / inner.group.pp
+        best = np.maximum(best, mean)
+    return best
+
+
+def _least_total(inner: Inner, needs: Needs) -> FloatArray:
+    """(N,) least recomputation time of all ranks: one virtual stage holds as many layers as it can, the others one."""
+    layers = np.where(needs.recomputed > 0, np.minimum(inner.layers, needs.recomputed + inner.stages - 1), 0)
+    return np.asarray(layers * inner.model.recompute_time_s.min(axis=1))
+
+
+def _tail(inner: Inner, needs: Needs) -> FloatArray:
+    """(N,) least longest tail: optimizer step with the traffic that nothing hides, or with all traffic less its window."""
+    model = inner.model
+    low, high = inner.fraction(needs.step), inner.fraction(needs.most_steps)
+
+    def offloaded(seconds: FloatArray) -> FloatArray:
+        shape = (-1, *[1] * (seconds.ndim - 1))
+        return np.minimum(low.reshape(shape) * seconds, high.reshape(shape) * seconds)
+
+    work = model.layer_optimizer_time_s + offloaded(model.layer_offload_time_s)
+    first = model.first_optimizer_time_s + offloaded(model.first_offload_time_s)
+    last = model.last_optimizer_time_s + offloaded(model.last_offload_time_s)
+    floor = _least_over_kinds(inner, work, ends_by_kind(inner, first, last, model.reduce_floor_s), inner.group.vpp)
+    share = model.reduce_window_share
+    window = share[:, None] * (model.layer_time_s + model.recompute_time_s)
+    exposed = model.layer_reduce_time_s - window + work
+    ends = ends_by_kind(
+        inner,
+        first + model.first_reduce_time_s - share * model.first_time_s,
+        last + model.last_reduce_time_s - share * model.last_time_s,
+    )
+    hidden = (exposed < 0).any(axis=1)
+    rest = _least_over_kinds(inner, np.maximum(exposed, 0.0), ends, inner.group.vpp)
+    return np.maximum(floor, np.where(hidden, -np.inf, rest))
+
+
+def _levels(inner: Inner, needs: Needs) -> FloatArray:
+    """(N,) pipeline bound where all layers are alike: memory caps the ranks, and a slower rank can spare recomputation.
+
+    Level by level of the slowest rank: at each, every rank holds at most what the level and its memory allow, which leaves
+    that many layers to recompute; beyond the last level tried only the loosest total is certain.
+    """
+    model, group = inner.model, inner.group
+    everything = np.full(len(inner), inner.max_recomputed)
+    caps = np.maximum(rank_caps(inner, None, everything, inner.fraction(needs.most_steps)), 0)
+    ends = np.zeros((len(inner), group.pp))
+    ends[:, 0] += model.first_time_s
+    ends[:, -1] += model.last_time_s
+    slope, again = model.layer_time_s[:, :1], model.recompute_time_s[:, 0]
+    spread = np.where(needs.recomputed > 0, needs.recomputed + group.vpp - 1, 0)[:, None]
+    # A rank with l layers recomputes at least min(l, spread) of them, so it is not faster than either line.
+    level = np.maximum(
+        least_level_capped(slope, ends, caps, inner.layers, group.vpp),
+        least_level(slope + again[:, None], ends_by_kind(inner, model.first_time_s, model.last_time_s), rank_kinds(inner),
+                    inner.layers, group.vpp) * (spread[:, 0] >= inner.layers),
+    )  # fmt: skip
+    if not group.counted.any():
+        return _pipeline(inner, level, np.zeros(len(inner)))
+    loosest = _least_total(inner, needs)
+    best = np.full(len(inner), np.inf)
+    for _ in range(LEVELS):
+        most = np.minimum(_held_recomputing(slope, again[:, None], spread, ends, level), caps)
+        slack = most.sum(axis=1) - inner.layers
+        total = np.minimum(most, spread).sum(axis=1) - np.maximum(slack, 0)
+        recomputed = np.maximum(loosest, total * again)
+        best = np.where(slack >= 0, np.minimum(best, _pipeline(inner, level, recomputed)), best)
+        level = _next_level(slope, again[:, None], spread, ends, most, caps)
+    return np.minimum(best, _pipeline(inner, np.where(np.isfinite(level), level, 1e300), loosest))
+
+
+def _held_recomputing(
+    slope: FloatArray, again: FloatArray, spread: IntArray, ends: FloatArray, level: FloatArray
+) -> IntArray:
+    """(N, P) most layers below a level when the first ``spread`` of a rank recompute."""
+    few = held(slope + again, ends, level)
+    return np.where(few < spread, few, held(slope, ends + again * spread, level))
+
+
+def _next_level(
+    slope: FloatArray, again: FloatArray, spread: IntArray, ends: FloatArray, most: IntArray, caps: IntArray
+) -> FloatArray:
+    """(N,) the next level at which some rank holds one layer more; infinite where memory stops them all."""
+    more = most + 1
+    reached = slope * more + again * np.minimum(more, spread) + ends
+    return np.asarray(np.where(most < caps, reached, np.inf).min(axis=1))
+
+
+def _least_memory(inner: Inner, needs: Needs) -> FloatArray:
+    """(N,) least peak memory of the fullest rank, everything recomputed and offloaded that can be."""
+    model, group = inner.model, inner.group
+    share = inner.fraction(needs.most_steps)
+    if not group.free:
+        rows, everything = np.arange(len(inner)), np.full(len(inner), inner.max_recomputed)
+        return inner.price(rows, group.batch.stage_layers, everything, needs.most_steps).peak_memory_bytes
+    state = model.layer_state_bytes - share[:, None] * model.layer_offloadable_bytes
+    kept = model.layer_activation_bytes - model.recompute_saved_bytes
+    slope = (state[:, None, :] + model.in_flight[:, :, None] * kept[:, None, :]).min(axis=2)
+    ends = np.zeros((len(inner), group.pp))
+    ends[:, 0] += model.first_state_bytes - share * model.first_offloadable_bytes
+    ends[:, 0] += model.in_flight[:, 0] * model.first_activation_bytes
+    ends[:, -1] += model.last_state_bytes - share * model.last_offloadable_bytes + model.last_fixed_bytes
+    ends += model.fixed_bytes[:, None]
+    low = (slope * group.vpp + ends).max(axis=1)
+    high = (slope * inner.layers + ends).max(axis=1)
+    for _ in range(50):
+        middle = (low + high) / 2
+        enough = held(slope, ends, middle).sum(axis=1) >= inner.layers
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return low * model.memory_factor + model.device_overhead_bytes
+
+
+__all__ = ["Bound", "Needs", "counts", "fits_at_all", "full_bound", "needs_of", "quick_bound"]

@@ -1,0 +1,371 @@
+"""Every legal candidate of one backend, as columns, with every rejection counted under its rule.
+
+What is decided within a candidate stays open: layers per stage where the framework lets them be chosen, recomputed layers of
+kinds that count layers, and the offloaded share.  Columns are multiplied out from the coarse to the fine, rules in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.backends.base import Backend, OffloadChoice, RecomputeKind, RuleContext
+from planner.cost.evaluate import CostContext
+from planner.errors import InputError
+from planner.search.grid import divisors, expand, group_index
+from planner.search.legality import Legality
+from planner.search.outcome import Pin
+from planner.search.pins import keep_pinned, read_pins, refused
+from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, BoolArray, IntArray, StrategyBatch
+
+MAX_TP = 64
+"""Largest tensor-parallel degree tried without a pin; wider groups leave every known fast-link domain but one."""
+
+OUTER_SLOTS = 3
+"""Layer-sized places that embedding, head and multi-token prediction may take in an interleaved layout (one each)."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Candidates that share the pipeline depth and the chunks of a rank, so that their arrays have equal shapes."""
+
+    pp: int
+    vpp: int
+    free: bool
+    """Layers of each virtual stage are open; otherwise ``batch.stage_layers`` is the framework's own split."""
+    batch: StrategyBatch
+    """``stage_layers`` holds the default split; recompute_layers and offload_optimizer their largest values."""
+    counted: BoolArray
+    """The number of recomputed layers is open."""
+    steps: IntArray
+    """The offloaded share is 1/steps ... steps/steps; 0 where nothing is offloaded."""
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def take(self, rows: Any) -> Group:
+        return Group(self.pp, self.vpp, self.free, self.batch.take(rows), self.counted[rows], self.steps[rows])
+
+
+@dataclass(frozen=True)
+class Space:
+    """All legal candidates, grouped, and the rejections."""
+
+    groups: tuple[Group, ...]
+    rejected: dict[str, int]
+
+    @property
+    def size(self) -> int:
+        return sum(len(group) for group in self.groups)
+
+
+def even_layout(layers: int, stages: int) -> tuple[int, ...]:
+    """``layers`` over ``stages`` as equally as possible, the longer stages in the middle of the model."""
+    base, more = divmod(layers, stages)
+    start = (stages - more) // 2
+    return tuple(base + (start <= stage < start + more) for stage in range(stages))
+
+
+def enumerate_space(context: CostContext, pins: Mapping[str, Pin]) -> Space:
+    """All legal candidates under the pins; InputError if a pin leaves none, with the rule that forbids it."""
+    return _Enumeration(context, read_pins(pins)).run()
+
+
+class _Enumeration:
+    """One walk from coarse to fine columns."""
+
+    def __init__(self, context: CostContext, pins: dict[str, Pin]) -> None:
+        self.model, self.cluster, self.job = context.model, context.cluster, context.job
+        self.backend: Backend = context.backend
+        self.pins = pins
+        self.kinds = self.backend.recompute_kinds(self.model, self.job)
+        empty = _coarse_batch(np.zeros((0, 4), dtype=np.int64))
+        rules = RuleContext(model=self.model, cluster=self.cluster, job=self.job, batch=empty, kinds=self.kinds)
+        self.legality = Legality.of(self.backend.rules, rules)
+        self.decided: set[str] = set()
+        self.layouts: dict[tuple[int, int], tuple[bool, tuple[int, ...]]] = {}
+
+    def run(self) -> Space:
+        batch = self._coarse()
+        batch = self._step(batch, self._pipeline, "vpp", "schedule")
+        batch = self._step(batch, self._experts, "ep", "etp", "sequence_parallel")
+        batch = self._step(batch, self._micro_batches, "micro_batch")
+        batch = self._step(batch, self._sharding, "zero_stage", "shard_degree", "secondary_shard_degree")
+        batch = self._step(batch, self._memory_savers, "recompute_kind", "recompute_layers",
+                           "offload_device", "offload_parameters", "offload_optimizer")  # fmt: skip
+        groups = self._grouped(batch)
+        if not groups and self.pins:
+            raise self._pinned_out()
+        return Space(groups, dict(sorted(self.legality.rejected.items())))
+
+    def _step(self, batch: StrategyBatch, function: Any, *columns: str) -> StrategyBatch:
+        batch = function(batch)
+        self.decided |= set(columns)
+        batch = self.legality.filter(batch, self.decided)
+        if len(batch) == 0 and self.pins:
+            raise self._pinned_out()
+        return batch
+
+    def _coarse(self) -> StrategyBatch:
+        gpus = self.cluster.gpus
+        whole = divisors(gpus)
+        tps = [d for d in whole if d <= MAX_TP or d == self.pins.get("tp")]
+        pps = [d for d in whole if d <= self.model.layers or d == self.pins.get("pp")]
+        grid = np.array(
+            [
+                (tp, cp, pp, gpus // (tp * cp * pp))
+                for tp in keep_pinned(self.pins, "tp", tps)
+                for pp in keep_pinned(self.pins, "pp", pps)
+                if gpus % (tp * pp) == 0
+                for cp in keep_pinned(self.pins, "cp", divisors(gpus // (tp * pp)))
+                if "dp" not in self.pins or gpus // (tp * cp * pp) == self.pins["dp"]
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 4)
+        if len(grid) == 0:
+            raise self._no_mesh(whole)
+        self.decided |= {"tp", "cp", "pp", "dp"}
+        batch = self.legality.filter(_coarse_batch(grid), self.decided)
+        if len(batch) == 0 and self.pins:
+            raise self._pinned_out()
+        return batch
+
+    def _no_mesh(self, whole: list[int]) -> InputError:
+        names = [name for name in ("tp", "cp", "pp", "dp") if name in self.pins]
+        for name in names:
+            if self.pins[name] not in whole:
+                return refused(self.pins, name, f"it must divide the {self.cluster.gpus} GPUs", whole)
+        product = " * ".join(f"{name}({self.pins[name]})" for name in names)
+        value = int(np.prod([int(self.pins[name]) for name in names]))
+        return InputError(
+            f"{product} = {value}, but the cluster has {self.cluster.gpus} GPUs",
+            where="pins",
+            got=", ".join(f"{name}={self.pins[name]}" for name in names),
+            allowed="degrees whose product with the others is the number of GPUs",
+            hint=f"leave one of {', '.join(names)} open",
+        )
+
+    def _pipeline(self, batch: StrategyBatch) -> StrategyBatch:
+        seen: set[tuple[int, str]] = set()
+
+        def options(pp: int) -> list[tuple[int, int]]:
+            chosen = []
+            for vpp in self._chunk_counts(pp):
+                schedules = self.backend.schedules(pp, vpp)
+                seen.update((vpp, schedule) for schedule in schedules)
+                for schedule in keep_pinned(self.pins, "pipeline_schedule", schedules):
+                    if "vpp" not in self.pins or vpp == self.pins["vpp"]:
+                        chosen.append((vpp, SCHEDULES.index(schedule)))
+            if not chosen:
+                self.legality.count("layer-split", int((batch.pp == pp).sum()))
+            return chosen
+
+        out = expand(batch, ("vpp", "schedule"), ("pp",), options)
+        if len(out) == 0 and "vpp" in self.pins and self.pins["vpp"] not in {vpp for vpp, _ in seen}:
+            raise refused(
+                self.pins, "vpp", f"no schedule of {self.backend.title} splits {self.model.layers} layers that way",
+                sorted({vpp for vpp, _ in seen}),
+            )  # fmt: skip
+        if len(out) == 0 and "pipeline_schedule" in self.pins:
+            raise refused(
+                self.pins, "pipeline_schedule", f"{self.backend.title} cannot run it with these stages",
+                sorted({schedule for _, schedule in seen}),
+            )  # fmt: skip
+        return out
+
+    def _chunk_counts(self, pp: int) -> list[int]:
+        """Chunks of a rank that have a layout; more than one needs equally filled chunks, end slots included."""
+        layers = self.model.layers
+        counts = [1]
+        if pp > 1:
+            counts += [
+                v
+                for v in range(2, layers // pp + 1)
+                if any((layers + slots) % (pp * v) == 0 for slots in range(OUTER_SLOTS + 1))
+            ]
+        return [v for v in counts if self.backend.schedules(pp, v) and self._layout(pp, v)[1]]
+
+    def _layout(self, pp: int, vpp: int) -> tuple[bool, tuple[int, ...]]:
+        """Whether the split is open, and the default one (empty when there is none)."""
+        if (pp, vpp) not in self.layouts:
+            free = pp * vpp > 1 and self.backend.layouts(self.model, pp, vpp) == "free"
+            layout = self.backend.default_layout(self.model, pp, vpp)
+            if layout is None:
+                layout = even_layout(self.model.layers, pp * vpp) if free and pp * vpp <= self.model.layers else ()
+            self.layouts[pp, vpp] = (free, layout)
+        return self.layouts[pp, vpp]
+
+    def _experts(self, batch: StrategyBatch) -> StrategyBatch:
+        moe = self.model.moe
+        spread = divisors(moe.experts) if moe is not None and self.backend.expert_degrees else [1]
+        eps = keep_pinned(self.pins, "ep", spread)
+        if not eps:
+            why = "it must divide the experts" if len(spread) > 1 else "experts cannot be spread here"
+            raise refused(self.pins, "ep", why, spread)
+
+        def options(tp: int) -> list[tuple[int, int, bool]]:
+            etps = keep_pinned(self.pins, "etp", sorted({1, tp}) if len(spread) > 1 else [1])
+            parallel = self.backend.sequence_parallel_choices if tp > 1 else (False,)
+            choices = keep_pinned(self.pins, "sequence_parallel", parallel)
+            return [(ep, etp, choice) for ep in eps for etp in etps for choice in choices]
+
+        out = expand(batch, ("ep", "etp", "sequence_parallel"), ("tp",), options)
+        if len(out) == 0 and len(batch) and "etp" in self.pins:
+            raise refused(self.pins, "etp", "it must be 1 or tp", sorted({1, *(int(tp) for tp in np.unique(batch.tp))}))
+        if len(out) == 0 and len(batch) and "sequence_parallel" in self.pins:
+            allowed = sorted({False, *self.backend.sequence_parallel_choices})
+            raise refused(self.pins, "sequence_parallel", "true needs tp > 1 and a framework that has it", allowed)
+        return out
+
+    def _micro_batches(self, batch: StrategyBatch) -> StrategyBatch:
+        total = self.job.global_batch
+        seen: set[int] = set()
+
+        def options(dp: int) -> list[tuple[int]]:
+            natural = divisors(total // dp) if total % dp == 0 else [1]
+            seen.update(natural)
+            return [
+                (size,)
+                for size in keep_pinned(self.pins, "micro_batch", natural)
+                if "grad_accum" not in self.pins or total == size * dp * int(self.pins["grad_accum"])
+            ]
+
+        out = expand(batch, ("micro_batch",), ("dp",), options)
+        if len(out) == 0 and len(batch):
+            name = "micro_batch" if "micro_batch" in self.pins else "grad_accum"
+            values = sorted(seen) if name == "micro_batch" else divisors(total)
+            raise refused(self.pins, name, f"micro_batch * dp * grad_accum must be global_batch({total})", values)
+        return out
+
+    def _sharding(self, batch: StrategyBatch) -> StrategyBatch:
+        stages = keep_pinned(self.pins, "zero_stage", self.backend.zero_stages)
+        if not stages:
+            raise refused(self.pins, "zero_stage", f"{self.backend.title} has no such stage", self.backend.zero_stages)
+        seen: dict[str, set[int]] = {"shard_degree": set(), "secondary_shard_degree": set()}
+
+        def options(tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:
+            chosen = []
+            for stage in stages:
+                degrees = self.backend.shard_degrees(self.cluster, tp, cp, dp, stage)
+                seen["shard_degree"].update(degrees)
+                for degree in keep_pinned(self.pins, "shard_degree", degrees):
+                    nearer = self.backend.secondary_shard_degrees(self.cluster, degree, stage)
+                    seen["secondary_shard_degree"].update(nearer)
+                    kept = keep_pinned(self.pins, "secondary_shard_degree", nearer)
+                    chosen += [(stage, degree, second) for second in kept]
+            return chosen
+
+        names = ("zero_stage", "shard_degree", "secondary_shard_degree")
+        out = expand(batch, names, ("tp", "cp", "dp"), options)
+        if len(out) == 0 and len(batch):
+            for name, values in seen.items():
+                if name in self.pins and self.pins[name] not in values:
+                    raise refused(self.pins, name, f"{self.backend.title} does not offer it here", sorted(values))
+        return out
+
+    def _memory_savers(self, batch: StrategyBatch) -> StrategyBatch:
+        kinds = self._recompute_choices()
+        offloads = self._offload_choices()
+
+        def options(stage: int) -> list[tuple[int, int, int, int, float]]:
+            return [
+                (kind, most, device, parameters, share)
+                for kind, most in kinds
+                for device, parameters, share, stages in offloads
+                if stages is None or stage in stages
+            ]
+
+        names = ("recompute_kind", "recompute_layers", "offload_device", "offload_parameters", "offload_optimizer")
+        out = expand(batch, names, ("zero_stage",), options)
+        if len(out) == 0 and len(batch) and "offload" in self.pins:
+            raise refused(self.pins, "offload", "no sharding stage in question has it", ["none"])
+        return out
+
+    def _recompute_choices(self) -> list[tuple[int, int]]:
+        choices = [(i, 0 if kind.mode == "none" else EVERY_LAYER) for i, kind in enumerate(self.kinds)]
+        if "recompute" not in self.pins:
+            return choices
+        wanted = self.pins["recompute"]
+        chosen = [choices[i] for i, kind in enumerate(self.kinds) if wanted in (kind.id, kind.mode)]
+        if not chosen:
+            names = dict.fromkeys([kind.mode for kind in self.kinds] + [kind.id for kind in self.kinds])
+            raise refused(self.pins, "recompute", f"{self.backend.title} does not offer it for this model", names)
+        return chosen
+
+    def _offload_choices(self) -> list[tuple[int, int, float, tuple[int, ...] | None]]:
+        possible = [
+            choice
+            for choice in self.backend.offloads
+            if self.cluster.nvme_bytes_per_s is not None or "nvme" not in (choice.device, choice.parameters)
+        ]
+        chosen: list[tuple[int, int, float, tuple[int, ...] | None]] = []
+        if self.pins.get("offload", "none") == "none":
+            chosen.append((0, 0, 0.0, None))
+        for choice in possible:
+            if self.pins.get("offload", choice.device) == choice.device:
+                devices = DEVICES.index(choice.device), DEVICES.index(choice.parameters)
+                chosen.append((*devices, 1.0, choice.zero_stages))
+        if not chosen:
+            why = f"{self.backend.title} cannot, or the cluster names no NVMe rate"
+            raise refused(self.pins, "offload", why, dict.fromkeys(["none", *(choice.device for choice in possible)]))
+        return chosen
+
+    def _grouped(self, batch: StrategyBatch) -> tuple[Group, ...]:
+        if len(batch) == 0:
+            return ()
+        first, index = group_index((batch.pp, batch.vpp))
+        pending = [rule for rule, _ in self.legality.pending]
+        groups = []
+        for number, row in enumerate(first):
+            pp, vpp = int(batch.pp[row]), int(batch.vpp[row])
+            free, layout = self._layout(pp, vpp)
+            part = batch.take(np.flatnonzero(index == number))
+            rows = np.broadcast_to(np.array(layout, dtype=np.int64), (len(part), pp * vpp))
+            part = self.legality.apply(pending, part.with_values(stage_layers=rows))
+            if len(part):
+                counted, steps = open_choices(self.kinds, self.backend.offloads, part)
+                groups.append(Group(pp, vpp, free, part, counted, steps))
+        return tuple(groups)
+
+    def _pinned_out(self) -> InputError:
+        pinned = ", ".join(f"{name}={value}" for name, value in self.pins.items())
+        if not self.legality.refusals:
+            return InputError("no candidate has all pinned values at once", where="pins", got=pinned,
+                              hint="leave one of them open")  # fmt: skip
+        refusal = self.legality.refusals[0]
+        return InputError(
+            f"{refusal.equation} [{refusal.rule.id}: {refusal.rule.reason}]",
+            where="pins",
+            got=pinned,
+            allowed=refusal.allowed,
+            hint=f"`planner backends {self.backend.name}` lists its rules; change or drop one of the pins",
+        )
+
+
+def open_choices(
+    kinds: tuple[RecomputeKind, ...], offloads: tuple[OffloadChoice, ...], batch: StrategyBatch
+) -> tuple[BoolArray, IntArray]:
+    """(counted, steps) of each candidate, as ``Group`` has them."""
+    counted = np.array([kind.layer_count for kind in kinds])[batch.recompute_kind]
+    steps = np.zeros(len(batch), dtype=np.int64)
+    for choice in offloads:
+        same = (batch.offload_device == DEVICES.index(choice.device)) & (
+            batch.offload_parameters == DEVICES.index(choice.parameters)
+        )
+        steps[same & np.isin(batch.zero_stage, choice.zero_stages)] = choice.steps
+    return counted, steps
+
+
+def _coarse_batch(grid: IntArray) -> StrategyBatch:
+    """Rows of (tp, cp, pp, dp) with neutral values in every other column."""
+    n = len(grid)
+    one, zero = np.ones(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    return StrategyBatch(
+        tp=grid[:, 0], sequence_parallel=np.zeros(n, dtype=np.bool_), cp=grid[:, 1], pp=grid[:, 2], vpp=one,
+        schedule=zero, ep=one, etp=one, dp=grid[:, 3], zero_stage=zero, shard_degree=one, secondary_shard_degree=zero,
+        micro_batch=one, recompute_kind=zero, recompute_layers=zero, offload_optimizer=np.zeros(n), offload_device=zero,
+        offload_parameters=zero, stage_layers=np.zeros((n, 0), dtype=np.int64),
+    )  # fmt: skip

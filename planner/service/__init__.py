@@ -1,0 +1,38 @@
+"""The use cases that the command line and library users call; see usecases.py, catalogs.py and requests.py."""
+
+from planner.service.catalogs import list_backends, list_gpus, list_models
+from planner.service.clusters import resolve_cluster
+from planner.service.document import load_plan
+from planner.service.failures import Interrupted
+from planner.service.jobs import resolve_job
+from planner.service.models import resolve_model
+from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
+from planner.service.usecases import (
+    check_folder,
+    estimate,
+    estimate_document,
+    render_document,
+    suggest,
+    write_document,
+)
+
+__all__ = [
+    "ClusterInput",
+    "Interrupted",
+    "JobInput",
+    "PlanRequest",
+    "StrategyInput",
+    "check_folder",
+    "estimate",
+    "estimate_document",
+    "list_backends",
+    "list_gpus",
+    "list_models",
+    "load_plan",
+    "render_document",
+    "resolve_cluster",
+    "resolve_job",
+    "resolve_model",
+    "suggest",
+    "write_document",
+]

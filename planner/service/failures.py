@@ -1,0 +1,66 @@
+"""Turns searches without a plan into the error that says why, what came nearest and what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from planner.backends import get_backend
+from planner.cost.evaluate import CostContext
+from planner.errors import InfeasibleError, PlannerError, TimeLimitError
+from planner.specs.convert import to_strategy
+from planner.specs.plan import PlanDocument, Request
+
+if TYPE_CHECKING:
+    from planner.search.outcome import NearestMiss, Outcome
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: it carries the answer found so far
+    """The user stopped the search; ``document`` is the best that was found until then."""
+
+    def __init__(self, document: PlanDocument) -> None:
+        super().__init__("interrupted")
+        self.document = document
+
+
+def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerError:
+    """TimeLimitError when a search was cut short, InfeasibleError with the reasons otherwise."""
+    cut = [name for name, outcome in outcomes.items() if outcome.status != "infeasible"]
+    if cut:
+        return TimeLimitError(
+            f"the time limit ended the search before a plan was found ({', '.join(cut)})",
+            hint="raise --time-limit, or narrow the search with --backend and --pin",
+        )
+    cluster = request.cluster
+    reports = {name: outcome.infeasible for name, outcome in outcomes.items() if outcome.infeasible is not None}
+    changes = {change.text: None for report in reports.values() for change in report.relaxations}
+    details: dict[str, Any] = {
+        "rejected": {name: _by_count(outcome.rejected) for name, outcome in outcomes.items()},
+        "nearest": {
+            name: _miss(request, name, report.nearest) for name, report in reports.items() if report.nearest is not None
+        },
+        "relaxations": list(changes),
+    }
+    pinned = f" with {', '.join(f'{name}={value}' for name, value in request.pins.items())}" if request.pins else ""
+    return InfeasibleError(
+        f"no strategy of {', '.join(outcomes)} fits {request.model.name} on {cluster.gpus} x {cluster.accelerator.id}{pinned}",
+        details=details,
+        hint=next(iter(changes), "more GPUs, a shorter --seq-len, fewer pins or a larger accelerator are needed"),
+    )
+
+
+def _by_count(rejected: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(rejected.items(), key=lambda item: -item[1]))
+
+
+def _miss(request: Request, name: str, miss: NearestMiss) -> dict[str, Any]:
+    context = CostContext(request.model, request.cluster, request.job, get_backend(name))
+    strategy = to_strategy(miss.batch, 0, context.recompute_kinds, request.job)
+    degrees = ", ".join(f"{field} {getattr(strategy, field)}" for field in ("tp", "cp", "pp", "ep", "dp", "zero_stage"))
+    return {
+        "where": miss.where,
+        "needed_bytes": miss.needed_bytes,
+        "limit_bytes": miss.limit_bytes,
+        "excess_bytes": miss.excess_bytes,
+        "strategy": degrees,
+    }

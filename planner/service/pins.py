@@ -1,0 +1,75 @@
+"""Reads pins (``tp=8``): values of the strategy that the search must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import get_args
+
+from planner.errors import InputError
+from planner.service.inputs import checked_int, one_of, shown
+from planner.service.requests import PinValue
+from planner.specs.strategy import OffloadDevice, RecomputeMode, Schedule
+
+NUMBERS = {
+    "tp": 1,
+    "cp": 1,
+    "pp": 1,
+    "vpp": 1,
+    "ep": 1,
+    "etp": 1,
+    "dp": 1,
+    "zero_stage": 0,
+    "shard_degree": 1,
+    "secondary_shard_degree": 0,
+    "micro_batch": 1,
+    "grad_accum": 1,
+}
+"""Pin -> least value."""
+WORDS = {
+    "recompute": get_args(RecomputeMode),
+    "pipeline_schedule": get_args(Schedule),
+    "offload": get_args(OffloadDevice),
+}
+FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+NAMES = (*NUMBERS, "sequence_parallel", *WORDS)
+
+
+def parse_pins(texts: Iterable[str]) -> dict[str, PinValue]:
+    """``("tp=8,zero_stage=1", "sequence_parallel=true")`` as a mapping, sorted by name; contradictions are refused."""
+    pins: dict[str, PinValue] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        name = name.replace("-", "_")
+        if not equals or not value:
+            raise InputError(
+                "a pin is NAME=VALUE",
+                where="--pin",
+                got=shown(part),
+                allowed=", ".join(NAMES),
+                hint="for example --pin tp=8",
+            )
+        one_of(name, "--pin", NAMES)
+        read = _value(name, value)
+        if pins.setdefault(name, read) != read:
+            raise InputError(
+                f"{name} is pinned twice", where="--pin", got=f"{pins[name]} and {read}", hint="keep one of them"
+            )
+    return dict(sorted(pins.items()))
+
+
+def _value(name: str, text: str) -> PinValue:
+    where = f"--pin {name}"
+    if name in WORDS:
+        return one_of(text, where, WORDS[name])
+    if name == "sequence_parallel":
+        return FLAGS[one_of(text.lower(), where, FLAGS)]
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise InputError(
+            "this number cannot be used",
+            where=where,
+            got=shown(text),
+            allowed="a whole number",
+            hint="for example --pin tp=8",
+        )
+    high = 3 if name == "zero_stage" else 1_000_000
+    return checked_int(int(text), where, NUMBERS[name], high)

@@ -1,0 +1,190 @@
+"""Runs the search for one or all frameworks and, for the cost objective, over the number of nodes.
+
+Ranks plans of several frameworks by the job's objective and turns "nothing fits" into an error that says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from planner.backends import get_backend
+from planner.cost.evaluate import CostContext
+from planner.cost.evaluate import estimate as cost_estimate
+from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
+from planner.service.clusters import with_gpus
+from planner.service.document import merged_report
+from planner.service.failures import nothing_found
+from planner.specs.batch import StrategyBatch
+from planner.specs.cluster import Cluster
+from planner.specs.convert import to_strategy
+from planner.specs.plan import Plan, Request, SearchReport
+
+if TYPE_CHECKING:
+    from planner.search.outcome import Outcome
+
+Progress = Callable[[str], None]
+MAX_NODE_COUNTS = 24
+"""Cluster sizes that the cost objective tries at most."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the searches of all backends gave together."""
+
+    best: Plan
+    alternatives: tuple[Plan, ...]
+    by_backend: dict[str, Plan | None]
+    report: SearchReport
+    warnings: tuple[str, ...]
+    interrupted: bool = False
+
+
+@dataclass
+class _Running:
+    """Results of the backends searched so far."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    plans: dict[str, list[Plan]] = field(default_factory=dict)
+    refused: dict[str, PlannerError] = field(default_factory=dict)
+    """Backends that cannot take a pin, or that found nothing in their time."""
+    interrupted: bool = False
+
+
+def search_backends(
+    request: Request, names: Sequence[str], top: int, time_limit_s: float | None, progress: Progress | None = None
+) -> Found:
+    """The best plan over the named backends; each gets an equal share of the time that is left."""
+    running = _Running()
+    started = time.monotonic()
+    for position, name in enumerate(names):
+        left = None
+        if time_limit_s is not None:
+            left = max((time_limit_s - (time.monotonic() - started)) / (len(names) - position), 0.01)
+        if progress:
+            progress(f"searching {name}")
+        try:
+            _search_one(running, request, name, top, left)
+        except KeyboardInterrupt:
+            if not any(running.plans.values()):
+                raise
+            running.interrupted = True
+            break
+    return _ranked(running, request, top)
+
+
+def _search_one(running: _Running, request: Request, name: str, top: int, time_limit_s: float | None) -> None:
+    try:
+        outcome = _search(request, name, top, time_limit_s)
+    except (InputError, TimeLimitError) as problem:
+        # With several backends a pin that one of them cannot express only rules out that one.
+        running.refused[name] = problem
+        running.plans[name] = []
+        return
+    running.outcomes[name] = outcome
+    running.plans[name] = _plans(request, name, outcome)
+
+
+def _ranked(running: _Running, request: Request, top: int) -> Found:
+    plans = running.plans
+    ranked = sorted(
+        (plan for found in plans.values() for plan in found), key=lambda plan: objective_value(request, plan)
+    )
+    if not ranked:
+        raise _failure(running, request)
+    warnings = [f"{name} is left out: {problem.message}" for name, problem in running.refused.items()]
+    warnings += [
+        f"the time limit ended the search of {name}: its plan is the best found, not proven best"
+        for name, outcome in running.outcomes.items()
+        if outcome.status == "feasible"
+    ]
+    if running.interrupted:
+        warnings.append("interrupted: not every framework was searched")
+    return Found(
+        best=ranked[0],
+        alternatives=tuple(ranked[1:top]),
+        by_backend={name: found[0] if found else None for name, found in plans.items()},
+        report=merged_report(running.outcomes, ranked[0]),
+        warnings=tuple(warnings),
+        interrupted=running.interrupted,
+    )
+
+
+def _failure(running: _Running, request: Request) -> PlannerError:
+    if running.outcomes and not any(isinstance(problem, TimeLimitError) for problem in running.refused.values()):
+        return nothing_found(request, running.outcomes)
+    return next(iter(running.refused.values()))
+
+
+def _search(request: Request, name: str, top: int, time_limit_s: float | None) -> Outcome:
+    # CP-SAT takes most of a second to load, so only a search pays for it.
+    from planner.search.engine import Problem, search
+
+    context = CostContext(request.model, request.cluster, request.job, get_backend(name))
+    return search(Problem(context, request.pins), top=top, time_limit_s=time_limit_s)
+
+
+def _plans(request: Request, name: str, outcome: Outcome) -> list[Plan]:
+    """Best and alternatives of one backend as plans, in the order of the search."""
+    if outcome.best is None:
+        return []
+    context = CostContext(request.model, request.cluster, request.job, get_backend(name))
+    rows: list[StrategyBatch] = [outcome.best, *outcome.alternatives]
+    why = why_best(outcome)
+    return [
+        Plan(
+            backend=name,
+            strategy=to_strategy(row, 0, context.recompute_kinds, request.job),
+            estimate=cost_estimate(context, row),
+            why=why if position == 0 else (),
+        )
+        for position, row in enumerate(rows)
+    ]
+
+
+def objective_value(request: Request, plan: Plan) -> float:
+    """What the job minimises: step time, peak memory, or dollars per token (step time on a given cluster)."""
+    return plan.estimate.peak_memory_bytes if request.job.objective == "memory" else plan.estimate.step_time_s
+
+
+def node_counts(nodes: int) -> list[int]:
+    """Node counts worth trying up to ``nodes``, largest first: all of few, else divisors and powers of two."""
+    if nodes <= MAX_NODE_COUNTS:
+        return list(range(nodes, 0, -1))
+    steps = {nodes // d for d in range(1, nodes + 1) if nodes % d == 0} | {1 << k for k in range(nodes.bit_length())}
+    return sorted((n for n in steps if n <= nodes), reverse=True)[:MAX_NODE_COUNTS]
+
+
+def cheapest_cluster(
+    request: Request, names: Sequence[str], time_limit_s: float | None, progress: Progress | None = None
+) -> tuple[Cluster, str]:
+    """The part of the cluster, in whole nodes, with the lowest cost per token, and a sentence about it."""
+    cluster = request.cluster
+    if cluster.usd_per_gpu_hour is None:
+        raise InputError(
+            f"no price is known for {cluster.accelerator.id}",
+            where="--objective cost",
+            hint="give dollars per GPU-hour with --price",
+        )
+    started = time.monotonic()
+    tried: list[tuple[float, Cluster]] = []
+    counts = node_counts(cluster.nodes)
+    for position, nodes in enumerate(counts):
+        part = cluster if nodes == cluster.nodes else with_gpus(cluster, nodes * cluster.gpus_per_node)
+        left = None
+        if time_limit_s is not None:
+            left = max((time_limit_s - (time.monotonic() - started)) / (len(counts) - position + 1), 0.01)
+        try:
+            found = search_backends(request.model_copy(update={"cluster": part}), names, 1, left, progress)
+        except (InfeasibleError, TimeLimitError) as problem:
+            if position == 0:
+                first: PlannerError = problem
+            continue
+        tried.append((found.best.estimate.step_time_s * part.gpus, part))
+    if not tried:
+        raise first
+    cost, chosen = min(tried, key=lambda item: (item[0], item[1].gpus))
+    note = f"{chosen.gpus} of {cluster.gpus} GPUs give the lowest cost per token ({len(counts)} node counts were tried)"
+    return chosen, note

@@ -1,0 +1,163 @@
+"""The use cases: suggest a strategy, estimate a given one, render a plan.
+
+Everything the command line prints comes from the documents returned here; heavy parts (CP-SAT) are imported when a search runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.backends import BACKENDS, get_backend
+from planner.cost.evaluate import CostContext
+from planner.cost.evaluate import estimate as cost_estimate
+from planner.errors import InputError
+from planner.service.clusters import resolve_cluster
+from planner.service.document import make_document
+from planner.service.failures import Interrupted
+from planner.service.inputs import checked_float, checked_int, one_of, shown
+from planner.service.jobs import resolve_job
+from planner.service.layout import check_rules, resolve_layout
+from planner.service.models import resolve_model
+from planner.service.pins import parse_pins
+from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
+from planner.service.searching import cheapest_cluster, search_backends
+from planner.specs.convert import from_strategy, to_strategy
+from planner.specs.plan import Assumption, Plan, PlanDocument, Request, SearchReport
+
+MAX_TOP = 50
+MAX_TIME_LIMIT_S = 86_400.0
+
+Progress = Callable[[str], None]
+
+
+class _Question:
+    """A resolved question: the specs and what was assumed on the way."""
+
+    def __init__(self, model: str, cluster: ClusterInput, job: JobInput) -> None:
+        self.model, from_model, model_warnings = resolve_model(model)
+        machines = resolve_cluster(cluster)
+        self.cluster = machines.cluster
+        task = resolve_job(job, self.model, self.cluster)
+        self.job = task.job
+        self.assumptions: list[Assumption] = [*from_model, *machines.assumptions, *task.assumptions]
+        self.warnings: list[str] = [*model_warnings, *task.warnings]
+
+    def request(self, backend: str, pins: dict[str, int | str | bool]) -> Request:
+        return Request(model=self.model, cluster=self.cluster, job=self.job, backend=backend, pins=pins)
+
+
+def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocument:
+    """The best strategy for the request, its alternatives and the best of every backend that was asked.
+
+    Raises InfeasibleError when nothing fits, TimeLimitError when the limit ends the search before anything was found, and
+    Interrupted, with the document of what was found until then, on Ctrl-C.
+    """
+    names = tuple(BACKENDS) if request.backend == "auto" else (request.backend,)
+    one_of(request.backend, "--backend", ("auto", *BACKENDS))
+    checked_int(request.top, "--top", 1, MAX_TOP)
+    if request.time_limit_s is not None:
+        checked_float(request.time_limit_s, "--time-limit", 0, MAX_TIME_LIMIT_S, above=True)
+    question = _Question(request.model, request.cluster, request.job)
+    pins = parse_pins(request.pins)
+    limits = {"top": request.top, "time_limit_s": request.time_limit_s}
+    started = time.monotonic()
+    asked = question.request(request.backend, pins)
+    if question.job.objective == "cost":
+        question.cluster, note = cheapest_cluster(asked, names, request.time_limit_s, progress)
+        question.warnings.append(note)
+    left = None if request.time_limit_s is None else max(request.time_limit_s - (time.monotonic() - started), 0.1)
+    found = search_backends(question.request(request.backend, pins), names, request.top, left, progress)
+    document = make_document(
+        question.request(request.backend, pins),
+        found.best,
+        found.report,
+        limits=limits,
+        assumptions=question.assumptions,
+        warnings=[*question.warnings, *found.warnings],
+        alternatives=found.alternatives,
+        by_backend=found.by_backend if len(names) > 1 else {},
+    )
+    if found.interrupted:
+        raise Interrupted(document)
+    return document
+
+
+def estimate(
+    model: str,
+    cluster: ClusterInput,
+    job: JobInput,
+    strategy: StrategyInput,
+    *,
+    backend: str = "megatron",
+) -> PlanDocument:
+    """Step time and memory of a stated strategy, by the same code that the search uses; whether it fits is in the answer."""
+    chosen = get_backend(backend)
+    question = _Question(model, cluster, job)
+    context = CostContext(question.model, question.cluster, question.job, chosen)
+    layout = resolve_layout(strategy, context)
+    plan = Plan(
+        backend=chosen.name,
+        strategy=to_strategy(layout.batch, 0, context.recompute_kinds, question.job),
+        estimate=cost_estimate(context, layout.batch),
+    )
+    stated = plan.strategy.model_dump(mode="json", exclude_none=True)
+    return make_document(
+        question.request(chosen.name, {}),
+        plan,
+        SearchReport(status="estimated"),
+        limits={"strategy": stated},
+        assumptions=[*question.assumptions, *layout.assumptions],
+        warnings=question.warnings,
+    )
+
+
+def estimate_document(document: PlanDocument) -> PlanDocument:
+    """A plan document estimated again, with today's cost model and rules."""
+    context = _context_of(document)
+    batch = from_strategy(document.best.strategy, context.recompute_kinds)
+    check_rules(context, batch)
+    plan = document.best.model_copy(update={"estimate": cost_estimate(context, batch)})
+    return make_document(
+        document.request,
+        plan,
+        SearchReport(status="estimated"),
+        limits={"strategy": plan.strategy.model_dump(mode="json", exclude_none=True)},
+        assumptions=document.assumptions,
+        warnings=document.warnings,
+    )
+
+
+def _context_of(document: PlanDocument) -> CostContext:
+    request = document.request
+    return CostContext(request.model, request.cluster, request.job, get_backend(document.best.backend))
+
+
+def render_document(document: PlanDocument, *, launcher: Launcher = "torchrun", **options: Any) -> dict[str, str]:
+    """The files that start the best plan of a document: relative path -> text.  Refuses a plan that breaks a rule."""
+    from planner.render import render_plan
+
+    context = _context_of(document)
+    check_rules(context, from_strategy(document.best.strategy, context.recompute_kinds))
+    return render_plan(document, launcher=launcher, **options)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse an output folder that cannot be one, before a search is spent on it."""
+    try:
+        bad = folder.exists() and not folder.is_dir()
+    except (OSError, ValueError):
+        bad = True
+    if bad:
+        raise InputError(
+            "this is not a folder", where="--out", got=shown(str(folder)), allowed="a folder", hint="name another"
+        )
+
+
+def write_document(files: dict[str, str], folder: Path, *, force: bool = False) -> list[Path]:
+    """Write rendered files below ``folder``; all or none."""
+    from planner.render import write_files
+
+    return write_files(folder, files, force=force)

@@ -1,0 +1,89 @@
+"""Why a plan is what it is: where its time goes, what its memory savers buy, and why the next meshes lose.
+
+Compares documents and prices variants of the plan; it never changes the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.cost.evaluate import CostContext, evaluate
+from planner.specs.batch import StrategyBatch
+from planner.specs.plan import Breakdown, Plan
+from planner.units import duration, gib, percent
+
+RUNNERS_UP = 2
+NOTABLE_SHARE = 0.002
+"""A part of the step counts as a difference from this share of the step on."""
+
+
+def why_best(context: CostContext, row: StrategyBatch, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Sentences about ``plans[0]`` (its batch row is ``row``) against the ones ranked behind it."""
+    best = plans[0]
+    return (
+        *_where_time_goes(best),
+        *_what_recompute_buys(context, row),
+        *_what_sharding_buys(context, row),
+        *(_why_behind(best, other) for other in plans[1 : 1 + RUNNERS_UP]),
+    )
+
+
+def time_parts(plan: Plan) -> dict[str, float]:
+    """Named parts of the step, in the order of the breakdown."""
+    node: Breakdown = plan.estimate.time
+    while node.combine == "max" and node.children:
+        node = max(node.children, key=lambda child: child.value)
+    return {part.name: part.value for part in node.children} or {node.name: node.value}
+
+
+def _where_time_goes(plan: Plan) -> list[str]:
+    parts = sorted(time_parts(plan).items(), key=lambda item: -item[1])
+    total = plan.estimate.step_time_s
+    named = [f"{name} {percent(value / total)}" for name, value in parts[:3] if value >= NOTABLE_SHARE * total]
+    return [f"of the step: {', '.join(named)}"] if named else []
+
+
+def _needs(context: CostContext, row: StrategyBatch) -> tuple[float, bool]:
+    """(upper end of the memory need, whether it fits)."""
+    priced = evaluate(context, row)
+    return float(priced.peak_memory_bytes[0]) * context.memory_upper, bool(priced.fits[0])
+
+
+def _what_recompute_buys(context: CostContext, row: StrategyBatch) -> list[str]:
+    kind = context.recompute_kinds[int(row.recompute_kind[0])]
+    if kind.mode == "none":
+        return []
+    none = next(i for i, choice in enumerate(context.recompute_kinds) if choice.mode == "none")
+    needed, fit = _needs(context, row.with_values(recompute_kind=none, recompute_layers=0))
+    if fit:
+        return []
+    return [f"recompute {kind.id}: without it a GPU would need up to {gib(needed)} of {gib(context.memory_limit_bytes)}"]
+
+
+def _what_sharding_buys(context: CostContext, row: StrategyBatch) -> list[str]:
+    stage = int(row.zero_stage[0])
+    if stage == 0 or 0 not in context.backend.zero_stages or float(row.offload_optimizer[0]) > 0:
+        return []
+    needed, fit = _needs(context, row.with_values(zero_stage=0, shard_degree=1, secondary_shard_degree=0))
+    if fit:
+        return []
+    return [f"ZeRO {stage}: without sharding a GPU would need up to {gib(needed)} of {gib(context.memory_limit_bytes)}"]
+
+
+def mesh_text(plan: Plan) -> str:
+    """The degrees that tell one mesh from another: ``tp 8, pp 4, dp 4, ZeRO 1``."""
+    s = plan.strategy
+    degrees = [("tp", s.tp), ("cp", s.cp), ("pp", s.pp), ("ep", s.ep), ("dp", s.dp)]
+    words = [f"{name} {value}" for name, value in degrees if value > 1]
+    return ", ".join([*words, f"ZeRO {s.zero_stage}"])
+
+
+def _why_behind(best: Plan, other: Plan) -> str:
+    """One sentence on a plan that is ranked behind: how much slower, and which part of the step makes the difference."""
+    step, slower = best.estimate.step_time_s, other.estimate.step_time_s
+    head = f"next, {mesh_text(other)}: {duration(slower)}, {percent(abs(slower / step - 1))} "
+    head += "slower" if slower >= step else "faster but with more memory"
+    mine, theirs = time_parts(best), time_parts(other)
+    more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in (*mine, *theirs)}
+    name, seconds = max(more.items(), key=lambda item: item[1])
+    return head + (f" ({name} +{duration(seconds)})" if seconds > NOTABLE_SHARE * step else "")

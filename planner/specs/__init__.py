@@ -1,0 +1,1 @@
+"""Frozen inputs and results that every other part speaks in; nothing here computes a cost."""
