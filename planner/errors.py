@@ -1,4 +1,5 @@
-"""Every error a user can meet: one class a cause, each with a stable code and the exit code that the command line returns.
+"""Every error a user can meet: one class a cause, each with a stable code and the exit code that the command line
+returns.
 
 PlannerError
 |-- InputError          2  a name, number, file or flag cannot be used as given

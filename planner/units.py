@@ -1,7 +1,7 @@
 """Units and their formatting: the only place where GiB, GB, TFLOP/s and friends are converted.
 
-Inside the product every quantity is in bytes, seconds, FLOP, bytes/s or FLOP/s; nothing here imports other planner modules.
-"""
+Inside the product every quantity is in bytes, seconds, FLOP, bytes/s or FLOP/s; nothing here imports other planner
+modules."""
 
 from __future__ import annotations
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from planner.backends.base import Backend
+from planner.backends.deepspeed import DeepSpeed
+from planner.backends.fsdp import Fsdp
 from planner.backends.megatron import Megatron
 from planner.errors import InputError
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Megatron(),)}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Megatron(), DeepSpeed(), Fsdp())}
 """Every backend by its name."""
 
 
 def get_backend(name: str) -> Backend:
     """The backend called ``name`` (case and surrounding space do not matter)."""
-    backend = BACKENDS.get(name.strip().lower())
-    if backend is not None:
-        return backend
-    near = get_close_matches(name.strip().lower(), BACKENDS, n=1, cutoff=0.5)
+    wanted = name.strip().lower()
+    if wanted in BACKENDS:
+        return BACKENDS[wanted]
+    near = get_close_matches(wanted, BACKENDS, n=1, cutoff=0.5)
     raise InputError(
         "unknown backend",
         where="backend",
         got=name,
         allowed=", ".join(BACKENDS),
-        hint=f"did you mean {near[0]}?" if near else "planner backends lists what each framework can run",
+        hint=f"did you mean {near[0]}?" if near else "`planner backends` lists what each framework can run",
     )

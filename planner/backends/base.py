@@ -1,8 +1,8 @@
 """What a framework has to tell the planner: rules, memory layout, recomputation choices and overlap habits.
 
-A backend is data plus small array functions; it knows nothing of times or of the search.  Rules, with their ids and reasons,
-are the single place where a framework's limits are stated: the search counts rejections by them and error messages quote them.
-"""
+A backend is data plus small array functions; it knows nothing of times or of the search.  Rules, with their ids and
+reasons, are the single place where a framework's limits are stated: the search counts rejections by them and error
+messages quote them."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class BufferContext:
-    """What the size of a framework's working buffers depends on; arrays of length N, counts of parameters per rank after
-    tensor- and expert-parallel splitting, before data-parallel sharding."""
+    """What the size of a framework's working buffers depends on; arrays of length N, counts of parameters per rank
+    after tensor- and expert-parallel splitting, before data-parallel sharding."""
 
     model: ModelSpec
     job: Job
@@ -121,7 +121,8 @@ class BufferContext:
     root_params: FloatArray
     """Embedding, head and final norm: what lies outside the layers."""
     distinct_weight_params: FloatArray
-    """One copy of each distinct weight shape of a layer plus the head: what dummy gradients of fused accumulation cover."""
+    """One copy of each distinct weight shape of a layer plus the head: what dummy gradients of fused accumulation
+    cover."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,8 @@ class Habits:
     gradient_reduce_bytes: Callable[[Job], float]
     """Bytes per parameter of the gradient reduction."""
     data_parallel_overlap: Literal["last-micro-batch", "every-layer"]
-    """Gradients are reduced once, behind the last backward pass (Megatron, ZeRO-1), or layer by layer in every micro-batch."""
+    """Gradients are reduced once, behind the last backward pass (Megatron, ZeRO-1), or layer by layer in every
+    micro-batch."""
     tensor_parallel_overlap: float
     """Share of tensor-parallel collectives hidden behind matrix multiplications."""
     fused_kernels: bool
@@ -168,8 +170,8 @@ class Habits:
     allocator_factor: float
     """Reserved over allocated bytes."""
     attention_kernel: Literal["vendor", "flash2"] = "flash2"
-    """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that PyTorch and Hugging
-    Face models call, which leaves part of newer hardware unused."""
+    """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
+    PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""
 
 
 class Backend(ABC):
@@ -214,11 +216,16 @@ class Backend(ABC):
 
     @abstractmethod
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        """Bytes per parameter when sharded states are spread over ``shard`` GPUs (dense and expert weights differ in it)."""
+        """Bytes per parameter when sharded states are spread over ``shard`` GPUs (dense and expert weights differ in
+        it)."""
 
     @abstractmethod
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Named working buffers of one GPU (gather windows, buckets, dummy gradients), bytes, arrays of length N."""
+
+    def tensor_parallel_overlap(self, cluster: Cluster, batch: StrategyBatch) -> FloatArray:
+        """(N,) share of the tensor-parallel collectives that the plan hides behind matrix multiplications."""
+        return np.full(len(batch), self.habits.tensor_parallel_overlap)
 
     def with_habits(self, **changes: Any) -> Self:
         """The same framework run differently (for example with tensor-parallel overlap switched on)."""

@@ -1,4 +1,5 @@
-"""Rules that follow from arithmetic or from the hardware and hold for every framework; each backend lists those it includes.
+"""Rules that follow from arithmetic or from the hardware and hold for every framework; each backend lists those it
+includes.
 
 What one framework insists on, and another does not, stands in that framework's own module.
 """
@@ -114,7 +115,8 @@ OFFLOAD_NAMED = predicate(
     "offload-named",
     _offload_named,
     lambda c, i: (
-        f"offload share({c.batch.offload_optimizer[i]:g}) and device({DEVICES[c.batch.offload_device[i]]}) contradict each other"
+        f"offload share({c.batch.offload_optimizer[i]:g}) and "
+        f"device({DEVICES[c.batch.offload_device[i]]}) contradict each other"
     ),
     reason="An offloaded share between 0 and 1 goes with the device that receives it.",
     source=ARITHMETIC,
@@ -175,7 +177,9 @@ def gpu_vendor(framework: str) -> Rule:
         "gpu-vendor",
         lambda c: c.cluster.accelerator.vendor.lower() in ("nvidia", "amd"),
         lambda c: f"accelerator {c.cluster.accelerator.id} is from vendor {c.cluster.accelerator.vendor!r}",
-        reason=f"The {framework} plans written here are for NVIDIA and AMD GPUs; TPU, Trainium and Gaudi are not covered.",
+        reason=(
+            f"The {framework} plans written here are for NVIDIA and AMD GPUs; TPU, Trainium and Gaudi are not covered."
+        ),
         source="scope of this backend",
         allowed="vendor in nvidia, amd",
     )
@@ -265,7 +269,9 @@ def _fp8_aligned(context: RuleContext) -> BoolArray:
 
 def _fp8_equation(context: RuleContext, index: int) -> str:
     tp = int(context.batch.tp[index])
-    rests = (f"{k}({w}) % ({FP8_MULTIPLE} * tp({tp})) = {w % (FP8_MULTIPLE * tp)}" for k, w in _fp8_widths(context).items())
+    rests = (
+        f"{k}({w}) % ({FP8_MULTIPLE} * tp({tp})) = {w % (FP8_MULTIPLE * tp)}" for k, w in _fp8_widths(context).items()
+    )
     return "; ".join(rests) + "; all must be 0"
 
 
@@ -275,7 +281,9 @@ def fp8_alignment(source: str) -> Rule:
         "fp8-alignment",
         _fp8_aligned,
         _fp8_equation,
-        reason=f"fp8 matrix multiplications take dimensions that are multiples of {FP8_MULTIPLE} after the tensor split.",
+        reason=(
+            f"fp8 matrix multiplications take dimensions that are multiples of {FP8_MULTIPLE} after the tensor split."
+        ),
         source=source,
         vary="tp",
     )

@@ -1,13 +1,14 @@
 """PyTorch FSDP2 with DTensor tensor parallelism and ring context parallelism, in a training script of the user's own.
 
-Plans run under torchrun with fp32 parameters, bf16 compute copies and fp32 gradient reduction in every micro-batch.  The blocks run
-eagerly (no torch.compile), the loss is the eager cross entropy, and the optimizer is torch's AdamW in its default foreach form.
-Stage 3 frees the gathered weights after the forward pass, stage 2 keeps them, stage 0 replicates them (a shard group of one GPU).
+Plans run under torchrun with fp32 parameters, bf16 compute copies and fp32 gradient reduction in every micro-batch.
+The blocks run eagerly (no torch.compile), the loss is the eager cross entropy, and the optimizer is torch's AdamW in
+its default foreach form. Stage 3 frees the gathered weights after the forward pass, stage 2 keeps them, stage 0
+replicates them (a shard group of one GPU).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -23,7 +24,8 @@ from planner.specs.strategy import Schedule
 MASTER_BYTES = 4.0
 GRADIENT_BYTES = 4.0
 MOMENT_BYTES = 8.0
-"""fp32 weights, fp32 gradients and two fp32 moments: 16 bytes a parameter, all over the shard group (torch fully_shard)."""
+"""fp32 weights, fp32 gradients and two fp32 moments: 16 bytes a parameter, all over the shard group (torch
+fully_shard)."""
 FOREACH_TEMPORARY_BYTES = 4.0
 """torch.optim.AdamW, foreach form: one more fp32 tensor per parameter while it steps (torch.optim documentation)."""
 
@@ -33,14 +35,16 @@ GATHERED_BLOCKS = 2
 EAGER_LOSS_BYTES = 12.0
 """bf16 logits, fp32 copy, log-softmax and gradients at their peak; measured on torchtitan's 8B runs."""
 
-SELECTIVE_DROPS: frozenset[Tensor] = frozenset({"norm_input", "norm_output", "qkv", "latent", "mlp_up", "mlp_act", "router"})
+SELECTIVE_DROPS: frozenset[Tensor] = frozenset(
+    {"norm_input", "norm_output", "qkv", "latent", "mlp_up", "mlp_act", "router"}
+)
 
 NONE = RecomputeKind("none", "none")
 FULL = RecomputeKind(
     "full",
     "full",
     (),
-    SELECTIVE_DROPS | {"attention_scores", "attention_output", "mixer_state"},
+    frozenset(get_args(Tensor)),
     repeats=frozenset({"layer"}),
     layer_count=True,
     regathers=True,
@@ -116,7 +120,8 @@ class Fsdp(Backend):
         return ("none",)
 
     def shard_degrees(self, cluster: Cluster, tp: int, cp: int, dp: int, zero_stage: int) -> tuple[int, ...]:
-        """The whole group, and the widest part of it on the fast links (hybrid sharding); context ranks are always in it."""
+        """The whole group, and the widest part of it on the fast links (hybrid sharding); context ranks are always in
+        it."""
         if zero_stage == 0:
             return (1,)
         whole = dp * cp
@@ -146,7 +151,8 @@ class Fsdp(Backend):
         )
 
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
-        """The root group stays gathered all step; two blocks are gathered, and two wait unsharded for the gradient reduction."""
+        """The root group stays gathered all step; two blocks are gathered, and two wait unsharded for the gradient
+        reduction."""
         width = compute_bytes(context.job)
         windows = np.where(context.batch.zero_stage == 3, 1.0, 0.0)
         return {

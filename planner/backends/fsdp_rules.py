@@ -1,4 +1,5 @@
-"""What an FSDP2 plan can hold: limits of fully_shard, of DTensor tensor parallelism, of context_parallel and of the written module."""
+"""What an FSDP2 plan can hold: limits of fully_shard, of DTensor tensor parallelism, of context_parallel and of the
+written module."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ NO_PIPELINE = predicate(
     "no-pipeline",
     lambda c: (c.batch.pp == 1) & (c.batch.vpp == 1),
     lambda c, i: f"{written(c, i, ('pp', 'vpp'))} = {c.batch.pp[i] * c.batch.vpp[i]}, must be 1",
-    reason="FSDP under torch pipelining keeps 6 bytes of every stage parameter unsharded; the written module has no pipeline.",
+    reason=(
+        "FSDP under torch pipelining keeps 6 bytes of every stage parameter unsharded; the written module has no "
+        "pipeline."
+    ),
     source="torch/distributed/pipelining/stage.py",
     vary="pp",
 )
@@ -107,7 +111,10 @@ TENSOR_PARALLEL_MODEL = predicate(
     "tensor-parallel-model",
     lambda c: (c.batch.tp == 1) | everywhere(c, _tensor_plan_fits(c)),
     _tensor_plan_text,
-    reason="The tensor-parallel plan splits the matrices of Llama-like layers; experts and other mixers are not among them.",
+    reason=(
+        "The tensor-parallel plan splits the matrices of Llama-like layers; experts and other mixers are not "
+        "among them."
+    ),
     source=TENSOR_PLAN,
     vary="tp",
 )
@@ -143,7 +150,9 @@ OFFLOAD_WHOLE = predicate(
 OFFLOAD_NEEDS_SHARDING = predicate(
     "offload-needs-sharding",
     lambda c: (c.batch.offload_optimizer == 0) | (c.batch.zero_stage >= 2),
-    lambda c, i: f"offload share({c.batch.offload_optimizer[i]:g}) with zero_stage({c.batch.zero_stage[i]}), needs stage 2 or 3",
+    lambda c, i: (
+        f"offload share({c.batch.offload_optimizer[i]:g}) with zero_stage({c.batch.zero_stage[i]}), needs stage 2 or 3"
+    ),
     reason="Offload belongs to sharded parameters; every replica would need a whole copy in host memory.",
     source=FULLY_SHARD,
 )

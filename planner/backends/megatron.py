@@ -1,9 +1,10 @@
 """Megatron-LM: tensor, sequence, context, pipeline and expert parallelism with the distributed optimizer.
 
-Plans run with pretrain_gpt.py and Transformer Engine.  Choices that the written arguments fix, and that memory and time depend on:
-gradients accumulate in fp32, the loss uses the native fused cross entropy (--cross-entropy-loss-fusion) unless the job asks for the
-eager one, ring context parallelism (p2p), grouped GEMM with the all-to-all dispatcher, and fp8 with current scaling on Hopper and
-mxfp8 on Blackwell: delayed scaling would forbid recomputing norms and expert activations.
+Plans run with pretrain_gpt.py and Transformer Engine.  Choices that the written arguments fix, and that memory and
+time depend on: gradients accumulate in fp32, the loss uses the native fused cross entropy
+(--cross-entropy-loss-fusion) unless the job asks for the eager one, ring context parallelism (p2p), grouped GEMM with
+the all-to-all dispatcher, and fp8 with current scaling on Hopper and mxfp8 on Blackwell: delayed scaling would forbid
+recomputing norms and expert activations.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from planner.specs.strategy import Schedule
 
 # Bytes per parameter, docs/user-guide/features/dist_optimizer.md and megatron/training/theoretical_memory_usage.py.
 WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0}
-"""fp8 on Hopper: the bf16 weight plus cached row-wise and transposed fp8 copies (mxfp8 on Blackwell holds two copies as well)."""
+"""fp8 on Hopper: the bf16 weight plus cached row-wise and transposed fp8 copies (mxfp8 on Blackwell holds two copies
+as well)."""
 GRADIENT_BYTES = {"bf16": 4.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0}
 OPTIMIZER_BYTES = {"bf16": 12.0, "fp16": 16.0, "fp32": 8.0, "fp8": 12.0}
 """fp32 master weights and two moments; fp16 adds an fp32 copy of the gradients; fp32 weights need no master."""
@@ -32,7 +34,8 @@ OFFLOAD_HOST_BYTES = 20.0
 
 EAGER_LOSS_BYTES = 10.0
 FUSED_LOSS_BYTES = 4.0
-"""Per logit: 4 fitted on 19 measured runs with the fused loss; 8 to 10 for bf16 logits, fp32 softmax and bf16 gradient unfused."""
+"""Per logit: 4 fitted on 19 measured runs with the fused loss; 8 to 10 for bf16 logits, fp32 softmax and bf16
+gradient unfused."""
 
 EVERYTHING: frozenset[Tensor] = frozenset(get_args(Tensor))
 
@@ -45,9 +48,7 @@ MLP = RecomputeKind("mlp", "selective", ("mlp",), frozenset({"mlp_up", "mlp_act"
 MOE_ACTIVATION = RecomputeKind(
     "moe_act", "selective", ("moe_act",), frozenset({"mlp_act"}), repeats=frozenset({"activation"})
 )
-MLA_UP = RecomputeKind(
-    "mla_up_proj", "selective", ("mla_up_proj",), frozenset({"qkv"}), repeats=frozenset({"qkv_up"})
-)
+MLA_UP = RecomputeKind("mla_up_proj", "selective", ("mla_up_proj",), frozenset({"qkv"}), repeats=frozenset({"qkv_up"}))
 MOE = RecomputeKind(
     "moe",
     "selective",
@@ -56,9 +57,7 @@ MOE = RecomputeKind(
     repeats=frozenset({"moe"}),
     regathers=True,
 )
-FULL = RecomputeKind(
-    "full", "full", (), EVERYTHING, repeats=frozenset({"layer"}), layer_count=True, regathers=True
-)
+FULL = RecomputeKind("full", "full", (), EVERYTHING, repeats=frozenset({"layer"}), layer_count=True, regathers=True)
 
 
 def _norm_kind(keeps: float) -> RecomputeKind:
@@ -87,8 +86,8 @@ def _joined(*kinds: RecomputeKind) -> RecomputeKind:
 def _mixture_kinds(latent_attention: bool) -> list[RecomputeKind]:
     """Selective choices of a mixture of experts.
 
-    Transformer Engine fuses a norm into the matrix that follows, and a fused norm cannot be recomputed: with plain attention only
-    the norm before the router stands alone (half of the norm outputs), with latent attention both do
+    Transformer Engine fuses a norm into the matrix that follows, and a fused norm cannot be recomputed: with plain
+    attention only the norm before the router stands alone (half of the norm outputs), with latent attention both do
     (megatron/core/models/gpt/gpt_layer_specs.py).
     """
     norms = _norm_kind(0.0 if latent_attention else 0.5)
@@ -111,8 +110,8 @@ class Megatron(Backend):
     habits = Habits(
         gradient_reduce_bytes=lambda job: GRADIENT_BYTES[job.precision],
         data_parallel_overlap="last-micro-batch",
-        # Written without --tp-comm-overlap, which needs user buffers sized by hand: collectives are exposed.
-        tensor_parallel_overlap=0.0,
+        # --tp-comm-overlap: Transformer Engine's user buffers hide the gathers and most of the scatters; 0.6 fits published runs.
+        tensor_parallel_overlap=0.6,
         fused_kernels=True,
         loss_bytes_per_logit=lambda job: EAGER_LOSS_BYTES if job.loss == "eager" else FUSED_LOSS_BYTES,
         activation_overhead=1.0,
@@ -120,13 +119,20 @@ class Megatron(Backend):
         embedding_vocab_parallel=True,
         deallocates_stage_outputs=True,
         context_parallel_comm="ring",
-        # 12 forward (norms, two matrices of each half, rotary, attention, activation, residuals) and twice that backward.
+        # 12 forward (norms, two matrices of each half, rotary, attention, activation, residuals) and twice that
+        # backward.
         kernels_per_layer=36,
         vocab_multiple=128,
         # Median of 43 measured runs with expandable segments, which the written environment sets.
         allocator_factor=1.04,
         attention_kernel="vendor",
     )
+
+    def tensor_parallel_overlap(self, cluster: Cluster, batch: StrategyBatch) -> FloatArray:
+        """User buffers need sequence parallelism and a tp group that NVLink joins; elsewhere the flag is not written."""
+        nvlink = cluster.accelerator.fabric.kind.startswith("nvlink")
+        usable = batch.sequence_parallel & (batch.tp <= cluster.domain_gpus) & nvlink
+        return np.where(usable, self.habits.tensor_parallel_overlap, 0.0)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         kinds = [NONE]

@@ -1,4 +1,5 @@
-"""What the arguments of Megatron-LM's pretrain_gpt.py can describe of a model; a model outside of it is refused by name.
+"""What the arguments of Megatron-LM's pretrain_gpt.py can describe of a model; a model outside of it is refused by
+name.
 
 Training something else than what was asked for would be worse than no plan, so nothing is approximated.
 """
@@ -14,8 +15,12 @@ CONFIG = "megatron/core/transformer/transformer_config.py"
 ATTENTION_BLOCKS_ONLY = input_rule(
     "attention-blocks-only",
     lambda c: c.model.pattern is None and c.model.mamba is None and c.model.gdn is None,
-    lambda c: f"{c.model.name} mixes in blocks that are neither attention nor MLP (pattern {str(c.model.pattern)[:16]}...)",
-    reason="The arguments written for pretrain_gpt.py describe layers of attention and MLP; hybrids have their own script.",
+    lambda c: (
+        f"{c.model.name} mixes in blocks that are neither attention nor MLP (pattern {str(c.model.pattern)[:16]}...)"
+    ),
+    reason=(
+        "The arguments written for pretrain_gpt.py describe layers of attention and MLP; hybrids have their own script."
+    ),
     source="pretrain_gpt.py (hybrids: pretrain_mamba.py)",
 )
 
@@ -86,7 +91,9 @@ BIAS_LAYOUT = input_rule(
     "bias-layout",
     _bias_expressible,
     _bias_text,
-    reason="Biases come with all matrices, with query/key/value only (--add-qkv-bias), or with none; never with the head.",
+    reason=(
+        "Biases come with all matrices, with query/key/value only (--add-qkv-bias), or with none; never with the head."
+    ),
     source=f"{ARGUMENTS}; {CONFIG}",
     allowed="bias on all of qkv, out, mlp; on qkv only; on none",
 )

@@ -1,6 +1,7 @@
 """What Megatron-LM's pretrain_gpt.py (megatron-core 0.16 to 0.19) refuses, silently changes, or cannot express.
 
-Files named as sources are those of that repository; several limits are raised only at group creation, model build or the first step.
+Files named as sources are those of that repository; several limits are raised only at group creation, model build or
+the first step.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ EXPERT_WORLD_SIZE = divisible(
 EXPERT_PARALLEL_NEEDS_EXPERTS = predicate(
     "expert-parallel-needs-experts",
     lambda c: _is_moe(c) | ((c.batch.ep == 1) & (c.batch.etp == 1)),
-    lambda c, i: f"{written(c, i, ('ep', 'etp'))} = {c.batch.ep[i] * c.batch.etp[i]}, must be 1: the model has no experts",
+    lambda c, i: (
+        f"{written(c, i, ('ep', 'etp'))} = {c.batch.ep[i] * c.batch.etp[i]}, must be 1: the model has no experts"
+    ),
     reason="Expert parallelism splits the experts of a mixture-of-experts model, and this model has none.",
     source=ARGUMENTS,
     vary="ep",
@@ -162,8 +165,12 @@ SEQUENCE_OVER_CP_TP = divisible(
 MOE_NEEDS_SEQUENCE_PARALLEL = predicate(
     "moe-needs-sequence-parallel",
     lambda c: ~_is_moe(c) | (c.batch.tp == 1) | c.batch.sequence_parallel,
-    lambda c, i: f"experts({c.model.moe.experts if c.model.moe else 0}) with tp({c.batch.tp[i]}) and sequence_parallel(false)",
-    reason="A mixture-of-experts layer under tensor parallelism routes each token once, which needs sequence parallelism.",
+    lambda c, i: (
+        f"experts({c.model.moe.experts if c.model.moe else 0}) with tp({c.batch.tp[i]}) and sequence_parallel(false)"
+    ),
+    reason=(
+        "A mixture-of-experts layer under tensor parallelism routes each token once, which needs sequence parallelism."
+    ),
     source="megatron/core/transformer/moe/moe_layer.py, in the training forward pass",
     vary="tp",
 )
@@ -211,7 +218,10 @@ INTERLEAVED_MICRO_BATCHES = divisible(
     "interleaved-micro-batches",
     ("micro_batches",),
     ("pp",),
-    reason="The interleaved schedule moves micro-batches in groups of pp; a smaller last group is refused in the first step.",
+    reason=(
+        "The interleaved schedule moves micro-batches in groups of pp; a smaller last group is refused in the "
+        "first step."
+    ),
     source=SCHEDULES_FILE,
     when=lambda c: c.batch.vpp > 1,
     vary="micro_batch",
@@ -227,7 +237,9 @@ def _offloads(context: RuleContext) -> BoolArray:
 OFFLOAD_NEEDS_DISTRIBUTED_OPTIMIZER = predicate(
     "offload-needs-distributed-optimizer",
     lambda c: ~_offloads(c) | (c.batch.zero_stage >= 1),
-    lambda c, i: f"offload share({c.batch.offload_optimizer[i]:g}) with zero_stage({c.batch.zero_stage[i]}), needs stage 1",
+    lambda c, i: (
+        f"offload share({c.batch.offload_optimizer[i]:g}) with zero_stage({c.batch.zero_stage[i]}), needs stage 1"
+    ),
     reason="Optimizer offload rides on the precision-aware optimizer, which needs the distributed optimizer.",
     source=f"{ARGUMENTS}; megatron/core/optimizer/optimizer_config.py",
 )
@@ -235,8 +247,12 @@ OFFLOAD_NEEDS_DISTRIBUTED_OPTIMIZER = predicate(
 OFFLOAD_PRECISION = predicate(
     "offload-precision",
     lambda c: ~_offloads(c) | everywhere(c, c.job.precision in ("bf16", "fp8")),
-    lambda c, i: f"offload share({c.batch.offload_optimizer[i]:g}) with precision {c.job.precision}, needs bf16 weights",
-    reason="The precision-aware optimizer that carries the offload is used with bf16 weights (fp8 jobs keep bf16 weights).",
+    lambda c, i: (
+        f"offload share({c.batch.offload_optimizer[i]:g}) with precision {c.job.precision}, needs bf16 weights"
+    ),
+    reason=(
+        "The precision-aware optimizer that carries the offload is used with bf16 weights (fp8 jobs keep bf16 weights)."
+    ),
     source="megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py",
 )
 

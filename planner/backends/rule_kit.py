@@ -1,7 +1,8 @@
-"""Builders for rules: most limits of the frameworks are divisibilities, comparisons or facts about the model, and are written as data.
+"""Builders for rules: most limits of the frameworks are divisibilities, comparisons or facts about the model, and are
+written as data.
 
-A factor is a name that both the predicate and the equation read, so the number in an error message is the number that was tested.
-Nothing here knows a framework.
+A factor is a name that both the predicate and the equation read, so the number in an error message is the number that
+was tested. Nothing here knows a framework.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ from planner.specs.batch import BoolArray, IntArray
 
 Condition = Callable[[RuleContext], BoolArray]
 
-COLUMNS = ("tp", "cp", "pp", "vpp", "ep", "etp", "dp", "zero_stage", "shard_degree", "secondary_shard_degree", "micro_batch")
+COLUMNS = (
+    "tp",
+    "cp",
+    "pp",
+    "vpp",
+    "ep",
+    "etp",
+    "dp",
+    "zero_stage",
+    "shard_degree",
+    "secondary_shard_degree",
+    "micro_batch",
+)
 MAX_LISTED = 16
 """Longer lists of allowed values stop being read."""
 
@@ -84,10 +97,11 @@ def divisible(
     when: Condition | None = None,
     vary: str | None = None,
 ) -> Rule:
-    """``left % right = 0`` for the candidates where ``when`` is true; ``vary`` names the column whose legal values can be listed."""
+    """``left % right = 0`` for the candidates where ``when`` is true; ``vary`` names the column whose legal values
+    can be listed."""
 
     def holds(context: RuleContext) -> BoolArray:
-        kept = product(context, left) % np.maximum(product(context, right), 1) == 0
+        kept = np.asarray(product(context, left) % np.maximum(product(context, right), 1) == 0, dtype=np.bool_)
         return kept if when is None else kept | ~when(context)
 
     def equation(context: RuleContext, index: int) -> str:
@@ -119,9 +133,7 @@ def at_most(
     return with_allowed(Rule(rule_id, reason, source, holds, equation), vary)
 
 
-def equal(
-    rule_id: str, left: tuple[str | int, ...], right: tuple[str | int, ...], *, reason: str, source: str
-) -> Rule:
+def equal(rule_id: str, left: tuple[str | int, ...], right: tuple[str | int, ...], *, reason: str, source: str) -> Rule:
     """``left = right``."""
 
     def equation(context: RuleContext, index: int) -> str:

@@ -30,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Finds the parallel training strategy for a model on a cluster, says why, and writes the files that launch it.",
+    help="Finds the parallel training strategy for a model on a cluster, says why, and writes the launch files.",
     epilog="Exit codes: 0 done, 1 internal error, 2 bad input, 3 nothing fits, 4 time limit without a plan, "
     "6 missing dependency, 130 interrupted.",
 )
@@ -128,49 +128,20 @@ def estimate(
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="As for suggest.")] = None,
     backend: Annotated[str, typer.Option("--backend", help="megatron, deepspeed or fsdp.")] = "megatron",
-    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", rich_help_panel=o.STRATEGY)] = 1,
-    pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.", rich_help_panel=o.STRATEGY)] = 1,
-    vpp: Annotated[int, typer.Option("--vpp", help="Model chunks of a pipeline rank.", rich_help_panel=o.STRATEGY)] = 1,
-    cp: Annotated[int, typer.Option("--cp", help="Context-parallel (Ulysses) ranks.", rich_help_panel=o.STRATEGY)] = 1,
-    ep: Annotated[int, typer.Option("--ep", help="Expert-parallel ranks.", rich_help_panel=o.STRATEGY)] = 1,
-    etp: Annotated[
-        int | None, typer.Option("--etp", help="Tensor-parallel ranks of an expert.", rich_help_panel=o.STRATEGY)
-    ] = None,
-    zero_stage: Annotated[
-        int | None, typer.Option("--zero-stage", help="0, 1, 2 or 3 (FSDP is 3).", rich_help_panel=o.STRATEGY)
-    ] = None,
-    shard_degree: Annotated[
-        int | None, typer.Option("--shard-degree", help="GPUs that ZeRO shards over.", rich_help_panel=o.STRATEGY)
-    ] = None,
-    micro_batch: Annotated[
-        int, typer.Option("--micro-batch", help="Sequences of a micro-batch.", rich_help_panel=o.STRATEGY)
-    ] = 1,
-    sequence_parallel: Annotated[
-        bool | None,
-        typer.Option(
-            "--sequence-parallel/--no-sequence-parallel", help="Default: with tp > 1.", rich_help_panel=o.STRATEGY
-        ),
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option("--schedule", help="gpipe, 1f1b, interleaved or zb-h1.", rich_help_panel=o.STRATEGY),
-    ] = None,
-    recompute: Annotated[
-        str,
-        typer.Option(
-            "--recompute", help="none, selective, selective:MODULES, full or full:LAYERS.", rich_help_panel=o.STRATEGY
-        ),
-    ] = "none",
-    offload: Annotated[
-        str,
-        typer.Option(
-            "--offload", help="none, cpu, nvme, cpu:SHARE; +parameters for the weights.", rich_help_panel=o.STRATEGY
-        ),
-    ] = "none",
-    layers_per_stage: Annotated[
-        str | None,
-        typer.Option("--layers-per-stage", help="Layers of each stage: 20,20,20,20.", rich_help_panel=o.STRATEGY),
-    ] = None,
+    tp: o.Tp = 1,
+    pp: o.Pp = 1,
+    vpp: o.Vpp = 1,
+    cp: o.Cp = 1,
+    ep: o.Ep = 1,
+    etp: o.Etp = None,
+    zero_stage: o.ZeroStage = None,
+    shard_degree: o.ShardDegree = None,
+    micro_batch: o.MicroBatch = 1,
+    sequence_parallel: o.SequenceParallel = None,
+    schedule: o.Schedule = None,
+    recompute: o.Recompute = "none",
+    offload: o.Offload = "none",
+    layers_per_stage: o.LayersPerStage = None,
     gpu: o.Gpu = None,
     gpus: o.Gpus = None,
     nodes: o.Nodes = None,
@@ -241,13 +212,13 @@ def render(
 ) -> None:
     """Write the files that start a plan (without --out: print them)."""
     from planner import service
-    from planner.cli import output
+    from planner.cli import output, problems
 
     document = service.load_plan(plan)
     files = service.render_document(document, launcher=launcher)
     written = service.write_document(files, out, force=force) if out is not None else []
     if as_json:
-        output.print_json({"files": files, "written": [str(path) for path in written]})
+        problems.print_json({"files": files, "written": [str(path) for path in written]})
     elif out is not None:
         output.print_written(written)
     else:
@@ -262,10 +233,10 @@ def models(
 ) -> None:
     """List the models of the catalogue."""
     from planner import service
-    from planner.cli import listings, output
+    from planner.cli import listings, problems
 
     rows = service.list_models(text)
-    output.print_json(rows) if as_json else listings.print_models(rows)
+    problems.print_json(rows) if as_json else listings.print_models(rows)
 
 
 @app.command()
@@ -276,10 +247,10 @@ def gpus(
 ) -> None:
     """List the accelerators of the catalogue and the node that is assumed for each."""
     from planner import service
-    from planner.cli import listings, output
+    from planner.cli import listings, problems
 
     rows = service.list_gpus(text)
-    output.print_json(rows) if as_json else listings.print_gpus(rows)
+    problems.print_json(rows) if as_json else listings.print_gpus(rows)
 
 
 @app.command()
@@ -290,10 +261,10 @@ def backends(
 ) -> None:
     """Show what each framework can run and the rules it enforces."""
     from planner import service
-    from planner.cli import listings, output
+    from planner.cli import listings, problems
 
     rows = service.list_backends()
-    output.print_json(rows) if as_json else listings.print_backends(rows, rules=rules)
+    problems.print_json(rows) if as_json else listings.print_backends(rows, rules=rules)
 
 
 def _cluster(
@@ -356,10 +327,10 @@ def _only_plan(*options: object) -> None:
 
 
 def _print(document: PlanDocument, as_json: bool, written: Sequence[Path]) -> None:
-    from planner.cli import output
+    from planner.cli import output, problems
 
     if as_json:
-        output.print_json(document.to_json_dict())
+        problems.print_json(document.to_json_dict())
     else:
         output.print_document(document, written)
 
@@ -400,12 +371,12 @@ def _expected(problem: Exception) -> PlannerError:
 
 
 def _report(error: PlannerError, as_json: bool) -> int:
-    from planner.cli import output
+    from planner.cli import problems
 
     if as_json:
-        output.print_json(error.to_dict())
+        problems.print_json(error.to_dict())
     else:
-        output.print_error(error)
+        problems.print_error(error)
     return error.exit_code
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from planner.specs.plan import Breakdown, Estimate
+from planner.service.why import LOSSES, summands, time_parts
+from planner.specs.plan import Breakdown, Estimate, Plan
 from planner.units import GIB, duration, gib, percent
 
 WIDTH = 44
 MAX_ROWS = 10
+SMALL_SHARE = 0.005
+"""Parts of a step below this share are not worth a row."""
 
 CATEGORIES = (
-    # letter, label, colour, beginnings of the names that belong to it
-    ("W", "weights", "blue", ("weight", "param")),
-    ("G", "gradients", "cyan", ("grad",)),
-    ("O", "optimizer", "magenta", ("optim", "master", "moment")),
-    ("A", "activations", "green", ("activ",)),
-    ("L", "logits and loss", "yellow", ("logit", "loss", "head")),
-    ("B", "buffers", "red", ("buffer", "gather", "bucket", "working", "transient", "step", "dispatch")),
+    # letter, label, colour, components of the breakdown
+    ("W", "weights", "blue", ("weights",)),
+    ("G", "gradients", "cyan", ("gradients",)),
+    ("O", "optimizer", "magenta", ("optimizer",)),
+    ("A", "activations", "green", ("activations",)),
+    ("L", "logits and loss", "yellow", ("logits and loss", "final norm")),
+    ("B", "buffers", "red", ("buffers", "backward of one layer", "optimizer temporaries")),
     ("V", "overhead", "white", ()),
 )
 """The last one takes every other name."""
@@ -25,24 +28,16 @@ CATEGORIES = (
 
 def category(name: str) -> int:
     """Index into CATEGORIES of a memory component's name."""
-    lowered = name.lower()
-    for index, (_, _, _, beginnings) in enumerate(CATEGORIES):
-        if any(lowered.startswith(beginning) for beginning in beginnings):
+    for index, (_, _, _, names) in enumerate(CATEGORIES):
+        if name in names:
             return index
     return len(CATEGORIES) - 1
-
-
-def parts(node: Breakdown) -> list[Breakdown]:
-    """The summands of a node: of several phases the largest counts."""
-    while node.combine == "max" and node.children:
-        node = max(node.children, key=lambda child: child.value)
-    return list(node.children) if node.combine == "sum" else [node]
 
 
 def by_category(stage: Breakdown) -> list[float]:
     """Bytes of each category of one stage."""
     sizes = [0.0] * len(CATEGORIES)
-    for part in parts(stage):
+    for part in summands(stage):
         sizes[category(part.name)] += part.value
     return sizes
 
@@ -61,8 +56,8 @@ def memory_lines(estimate: Estimate) -> list[Text]:
         letter, name, colour, _ = CATEGORIES[index]
         legend.append(f"{letter} {name}  ", style=colour)
     worst = max(rows, key=lambda row: row[2])[1]
-    detail = ", ".join(f"{CATEGORIES[i][1]} {worst[i] / GIB:.1f}" for i in used)
-    return [*lines, legend, Text(f"  worst stage, GiB: {detail}")]
+    detail = ", ".join(f"{CATEGORIES[i][0]} {worst[i] / GIB:.1f}" for i in used if worst[i] > 0)
+    return [*lines, legend, Text(f"  fullest stage, GiB: {detail}")]
 
 
 def _memory_line(label: str, sizes: list[float], total: float, scale: float) -> Text:
@@ -78,7 +73,7 @@ def _memory_line(label: str, sizes: list[float], total: float, scale: float) -> 
 
 
 def _merged(rows: list[tuple[str, list[float], float]]) -> list[tuple[str, list[float], float]]:
-    """Neighbouring stages that look alike become one row; of very many different ones the first, the worst and the last stay."""
+    """Neighbours that look alike become one row; of very many different ones the first, the worst and the last stay."""
     merged: list[tuple[str, str, list[float], float]] = []
     for name, sizes, total in rows:
         if merged and all(abs(a - b) < 0.005 * max(total, 1) for a, b in zip(merged[-1][2], sizes, strict=True)):
@@ -95,22 +90,19 @@ def _span(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last.rsplit(' ', 1)[-1]}"
 
 
-def time_lines(estimate: Estimate) -> list[Text]:
-    """One bar a part of the step; what is below 0.1 % is left out."""
-    total = estimate.time.value
-    rows = [(part.name, part.value) for part in parts(estimate.time) if part.value >= 0.001 * total]
-    if not rows:
-        return []
+def time_lines(plan: Plan) -> list[Text]:
+    """One bar a part of the step, on the slowest stage; parts below half a percent are one row together."""
+    total = plan.estimate.time.value
+    parts = time_parts(plan)
+    rows = [(name, value) for name, value in parts.items() if value >= SMALL_SHARE * total]
+    rest = total - sum(value for _, value in rows)
+    if rest > 0.001 * total:
+        rows.append(("other", rest))
     width = max(len(name) for name, _ in rows)
     lines = []
     for name, value in rows:
         bar = "#" * round(WIDTH * value / total)
-        line = Text(f"  {name.ljust(width)}  [").append(bar, style="cyan").append("." * (WIDTH - len(bar)), style="dim")
+        colour = "yellow" if name in LOSSES else "cyan"
+        line = Text(f"  {name.ljust(width)}  [").append(bar, style=colour).append("." * (WIDTH - len(bar)), style="dim")
         lines.append(line.append(f"] {duration(value):>8} {percent(value / total):>7}"))
     return lines
-
-
-def bound_by(estimate: Estimate) -> str:
-    """The largest part of the step besides plain computation, or computation itself when nothing else reaches a tenth."""
-    rows = sorted(parts(estimate.time), key=lambda part: -part.value)
-    return rows[0].name if rows else ""

@@ -95,7 +95,7 @@ def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
         ("offload", lambda row: _offload(row["offload"])),
         ("rules", lambda row: str(len(row["rules"]))),
     ]
-    headers: list[tuple[str, Justify]] = [("", "left"), *((row["id"], "left") for row in rows)]  # type: ignore[list-item]
+    headers: list[tuple[str, Justify]] = [("", "left"), *((row["id"], "left") for row in rows)]
     console.print(table(headers, [[name, *(fact(row) for row in rows)] for name, fact in facts]))
     if not rules:
         console.print(Text("`planner backends --rules` lists the rules.", style="cyan"))

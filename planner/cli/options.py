@@ -64,3 +64,40 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite files in --out."
 Launcher = Annotated[
     str, typer.Option("--launcher", help="How the job is started: torchrun or slurm.", rich_help_panel=OUTPUT)
 ]
+
+Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", rich_help_panel=STRATEGY)]
+Pp = Annotated[int, typer.Option("--pp", help="Pipeline stages.", rich_help_panel=STRATEGY)]
+Vpp = Annotated[int, typer.Option("--vpp", help="Model chunks of a pipeline rank.", rich_help_panel=STRATEGY)]
+Cp = Annotated[int, typer.Option("--cp", help="Context-parallel (Ulysses) ranks.", rich_help_panel=STRATEGY)]
+Ep = Annotated[int, typer.Option("--ep", help="Expert-parallel ranks.", rich_help_panel=STRATEGY)]
+Etp = Annotated[int | None, typer.Option("--etp", help="Tensor-parallel ranks of an expert.", rich_help_panel=STRATEGY)]
+ZeroStage = Annotated[
+    int | None, typer.Option("--zero-stage", help="0, 1, 2 or 3 (FSDP: 3).", rich_help_panel=STRATEGY)
+]
+ShardDegree = Annotated[
+    int | None, typer.Option("--shard-degree", help="GPUs that ZeRO shards over.", rich_help_panel=STRATEGY)
+]
+MicroBatch = Annotated[int, typer.Option("--micro-batch", help="Sequences of a micro-batch.", rich_help_panel=STRATEGY)]
+SequenceParallel = Annotated[
+    bool | None,
+    typer.Option("--sequence-parallel/--no-sequence-parallel", help="Default: with tp > 1.", rich_help_panel=STRATEGY),
+]
+Schedule = Annotated[
+    str | None, typer.Option("--schedule", help="gpipe, 1f1b, interleaved or zb-h1.", rich_help_panel=STRATEGY)
+]
+Recompute = Annotated[
+    str,
+    typer.Option(
+        "--recompute", help="none, selective, selective:MODULES, full or full:LAYERS.", rich_help_panel=STRATEGY
+    ),
+]
+Offload = Annotated[
+    str,
+    typer.Option(
+        "--offload", help="none, cpu, nvme, cpu:SHARE; +parameters for the weights.", rich_help_panel=STRATEGY
+    ),
+]
+LayersPerStage = Annotated[
+    str | None,
+    typer.Option("--layers-per-stage", help="Layers of each stage: 20,20,20,20.", rich_help_panel=STRATEGY),
+]

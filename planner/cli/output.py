@@ -1,31 +1,24 @@
-"""Prints documents and errors for people, and anything as JSON; the numbers are those of the document, nothing is computed anew.
+"""Prints plan documents for people; the numbers are those of the document.
 
 Reads top-down: verdict, ranked plans, where memory and time go, why, assumptions, next command.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from planner.cli.bars import bound_by, memory_lines, time_lines
-from planner.cli.console import Justify, stderr, stdout, table
-from planner.errors import InfeasibleError, PlannerError
+from planner.cli.bars import memory_lines, time_lines
+from planner.cli.console import Justify, stdout, table
+from planner.service.why import largest_loss
 from planner.specs.plan import Assumption, Plan, PlanDocument
 from planner.specs.strategy import Recompute, Strategy
 from planner.units import GIB, duration, gib, percent
-
-
-def print_json(document: Any) -> None:
-    """The document as indented JSON on stdout; NaN cannot occur and would be an error."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None:
@@ -39,7 +32,7 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     for line in memory_lines(document.best.estimate):
         console.print(line)
     _section(console, f"Time of a step ({duration(document.best.estimate.step_time_s)}), est.")
-    for line in time_lines(document.best.estimate):
+    for line in time_lines(document.best):
         console.print(line)
     _notes(console, "Why", document.best.why)
     _notes(console, "Warnings", document.warnings, style="yellow")
@@ -132,12 +125,13 @@ COLUMNS: tuple[Column, ...] = (
     ("tok/s/GPU", "right", False),
     ("MFU %", "right", False),
     ("GiB", "right", False),
-    ("bound by", "left", False),
+    ("largest loss", "left", False),
 )
 
 
 def _row(rank: int, plan: Plan) -> list[str]:
     s, e = plan.strategy, plan.estimate
+    loss, share = largest_loss(plan)
     recompute = s.recompute.mode if s.recompute.mode != "full" else recompute_text(s.recompute)
     return [
         f"*{rank}" if rank == 1 else str(rank),
@@ -156,7 +150,7 @@ def _row(rank: int, plan: Plan) -> list[str]:
         f"{e.tokens_per_s_per_gpu:,.0f}",
         f"{100 * e.mfu:.1f}",
         f"{e.peak_memory_bytes / GIB:.1f}",
-        bound_by(e),
+        f"{loss} {100 * share:.0f} %",
     ]
 
 
@@ -217,8 +211,8 @@ def _search_line(console: Console, document: PlanDocument) -> None:
     console.print()
     console.print(
         Text(
-            f"Search: {report.candidates:,} candidates, {rejected:,} rejections by rules, {report.solved} solved exactly, "
-            f"{duration(report.seconds)}; {proof} within the cost model.",
+            f"Search: {report.candidates:,} candidates, {rejected:,} rejections by rules, "
+            f"{report.solved} solved exactly, {duration(report.seconds)}; {proof} within the cost model.",
             style="dim",
         )
     )
@@ -252,30 +246,3 @@ def print_files(files: Mapping[str, str]) -> None:
     """Rendered files one after the other, each under a line with its path."""
     for path, text in files.items():
         sys.stdout.write(f"==> {path} <==\n{text.rstrip()}\n\n")
-
-
-def print_error(error: PlannerError) -> None:
-    """An error on stderr: what, where, got, allowed, details, hint."""
-    console = stderr()
-    hint = error.hint
-    body = str(error).split("\n\nhint: ", 1)[0]
-    console.print(Text("error: ", style="bold red").append(Text(body, style="default")), soft_wrap=True)
-    if isinstance(error, InfeasibleError):
-        _print_details(console, error.details)
-    if hint:
-        console.print(Text(f"\nhint: {hint}", style="cyan"), soft_wrap=True)
-
-
-def _print_details(console: Console, details: Mapping[str, Any]) -> None:
-    for name, miss in details.get("nearest", {}).items():
-        console.print(
-            Text(
-                f"  {name}: nearest miss needs {gib(miss['needed_bytes'])} of {gib(miss['limit_bytes'])} "
-                f"{'on a GPU' if miss['where'] == 'gpu' else 'of host memory a node'} ({miss['strategy']})"
-            )
-        )
-    for name, rejected in details.get("rejected", {}).items():
-        for rule, times in list(rejected.items())[:5]:
-            console.print(Text(f"  {name}: {times:,} rejected by {rule}", style="dim"))
-    for change in details.get("relaxations", ()):
-        console.print(Text(f"  would work: {change}"))

@@ -1,1 +1,2 @@
-"""What a strategy costs in time and memory: numpy terms over a batch of strategies, one implementation for every caller."""
+"""What a strategy costs in time and memory: numpy terms over a batch of strategies, one implementation for every
+caller."""

@@ -1,8 +1,7 @@
 """Bytes of every activation that a layer saves for its backward pass, tensor by tensor, per micro-batch on one rank.
 
-With flash attention, RMSNorm, SwiGLU and 16-bit activations the sum is 8h + 4h_q + 4h_kv + 6f bytes a token (all of it split over tp with
-sequence parallelism), as in arXiv 2205.05198 without dropout and score matrices.
-"""
+With flash attention, RMSNorm, SwiGLU and 16-bit activations the sum is 8h + 4h_q + 4h_kv + 6f bytes a token (all of
+it split over tp with sequence parallelism), as in arXiv 2205.05198 without dropout and score matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from planner.cost.params import LayerKind
 from planner.specs.batch import FloatArray
 
 _SCORE_BYTES = 5.0
-"""Per score without flash attention: softmax output 2, dropout mask 1, dropped copy 2 (arXiv 2205.05198, section 4.1)."""
+"""Per score without flash attention: softmax output 2, dropout mask 1, dropped copy 2 (arXiv 2205.05198, section
+4.1)."""
 _FP8_SHARE = 0.5
 """Inputs of fp8 matrix multiplications are kept in one byte instead of two."""
 
@@ -109,13 +109,16 @@ def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:
     up = 3.0 if model.gated_mlp else 2.0
     hidden = 2.0 * size * model.hidden * work.tokens
     if kind[1] == "moe" and model.moe is not None:
-        routed = work.routed_rows * (size * up * model.moe.expert_ffn / work.etp + 2.0 * size * (model.moe.latent or model.hidden))
+        routed = work.routed_rows * (
+            size * up * model.moe.expert_ffn / work.etp + 2.0 * size * (model.moe.latent or model.hidden)
+        )
         return routed + hidden
     return size * up * model.ffn * work.tokens / work.tp + hidden
 
 
 def loss_transient_bytes(work: Work, vocab: FloatArray) -> FloatArray:
-    """Logits, softmax and their gradient at the loss, and the gradient of the final hidden state; ``vocab`` (N,) padded rows."""
+    """Logits, softmax and their gradient at the loss, and the gradient of the final hidden state; ``vocab`` (N,)
+    padded rows."""
     habits, job = work.context.backend.habits, work.context.job
     split = work.tp if habits.loss_vocab_parallel else 1.0
     logits = habits.loss_bytes_per_logit(job) * work.tokens * vocab / split

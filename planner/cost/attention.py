@@ -1,7 +1,8 @@
-"""Time of core attention: fused kernels by sequence length and occupancy, or materialised scores; state-space mixers too.
+"""Time of core attention: fused kernels by sequence length and occupancy, or materialised scores; state-space mixers
+too.
 
-FLOPs are counted over the causal half; the backward pass of a fused kernel recomputes the scores and executes 2.5 x forward.
-"""
+FLOPs are counted over the causal half; the backward pass of a fused kernel recomputes the scores and executes 2.5 x
+forward."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from planner.specs.batch import FloatArray
 _BACKWARD_OVER_FORWARD = 2.5
 _BLOCK_ROWS = 128.0
 _SCORE_BYTES_FORWARD = 11.0
-"""Unfused softmax with dropout: scores written (2), read and written by softmax (4), dropout read, written and its mask (5)."""
+"""Unfused softmax with dropout: scores written (2), read and written by softmax (4), dropout read, written and its
+mask (5)."""
 _SMALL_GEMM_SHARE = 0.6
 """Batched score multiplications reach less of the rate than one large GEMM (inner width is one head)."""
 _SCAN_FLOPS_PER_STATE = 6.0
-"""A chunked state-space scan spends about six FLOPs per token, channel and state element (arXiv 2405.21060, section 6)."""
+"""A chunked state-space scan spends about six FLOPs per token, channel and state element (arXiv 2405.21060, section
+6)."""
 
 
 def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:

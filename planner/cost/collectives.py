@@ -1,8 +1,8 @@
 """Time of collectives by group placement and message size.
 
-A group of contiguous-stride ranks either stays in a fast-link domain or leaves it; outside, its bus bandwidth is the sum of the NICs that
-its own members contribute on a node.  Bandwidth rises with the message as B / (1 + (half / S)^0.7), fitted to nccl-tests sweeps.
-"""
+A group of contiguous-stride ranks either stays in a fast-link domain or leaves it; outside, its bus bandwidth is the
+sum of the NICs that its own members contribute on a node.  Bandwidth rises with the message as B / (1 + (half /
+S)^0.7), fitted to nccl-tests sweeps."""
 
 from __future__ import annotations
 

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-import yaml
-
+from planner.catalog.loader import read_yaml
 from planner.specs.cluster import Accelerator
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Machine constants as floats; units are in the names, shares are dimensionless (see constants.yaml for the evidence)."""
+    """Machine constants as floats; units are in the names, shares are dimensionless (see constants.yaml for the
+    evidence)."""
 
     gemm_share: float
     gemm_share_fp8: float
@@ -53,8 +51,7 @@ class Constants:
 
 @lru_cache(maxsize=1)
 def _document() -> dict[str, Any]:
-    text = files("planner.cost").joinpath("constants.yaml").read_text(encoding="utf-8")
-    document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader, the C one where it exists)
+    document: dict[str, Any] = read_yaml(Path(__file__).with_name("constants.yaml"))
     return document
 
 

@@ -1,4 +1,5 @@
-"""The fixed surroundings of a cost question (model, machines, job, framework) and the arrays that every term starts from.
+"""The fixed surroundings of a cost question (model, machines, job, framework) and the arrays that every term starts
+from.
 
 ``CostContext`` holds what is the same for all candidates; ``Work`` adds the per-candidate token counts and degrees.
 """
@@ -21,7 +22,8 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 
 HOST_MEMORY_SHARE = 0.9
-"""Share of a node's memory that training may use; the rest is the operating system, the data loader and page cache."""
+"""Share of a node's memory that training may use; the rest is the operating system, the data loader and page
+cache."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,11 @@ class Work:
         return np.where(self.batch.sequence_parallel, self.tokens / self.tp, self.tokens)
 
     @cached_property
+    def tensor_overlap(self) -> FloatArray:
+        """Share of tensor-parallel traffic hidden behind matrix multiplications."""
+        return self.context.backend.tensor_parallel_overlap(self.context.cluster, self.batch)
+
+    @cached_property
     def expert_group(self) -> FloatArray:
         """Replicas of one expert shard: world / (etp * ep * pp)."""
         world = self.batch.tp * self.batch.cp * self.batch.dp
@@ -146,10 +153,11 @@ class Work:
 
     @cached_property
     def expert_shard_degree(self) -> IntArray:
-        """GPUs over which sharded states of expert weights are spread: the share of the replicas that dense weights use."""
+        """GPUs over which sharded states of expert weights are spread: the share of the replicas that dense weights
+        use."""
         dense = np.maximum(self.batch.dp * self.batch.cp, 1)
-        share = self.batch.shard_degree / dense
-        return np.maximum(np.floor(self.expert_group * share), 1).astype(np.int64)
+        shard: IntArray = self.expert_group.astype(np.int64) * self.batch.shard_degree // dense
+        return np.maximum(shard, 1)
 
     @cached_property
     def routed_rows(self) -> FloatArray:

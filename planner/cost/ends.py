@@ -1,4 +1,5 @@
-"""Time that the two ends of the pipeline add to a micro-batch: embedding on the first rank; head, loss and prediction blocks on the last."""
+"""Time that the two ends of the pipeline add to a micro-batch: embedding on the first rank; head, loss and prediction
+blocks on the last."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
     split = work.tp if habits.loss_vocab_parallel else 1.0
     rate = context.dense_flops_per_s * context.constants.gemm_share
     rows = vocab / split * _misaligned(vocab)
-    forward, backward = linear_s(context.constants, rate, context.stream_bytes_per_s, work.tokens, float(model.hidden), rows)
+    forward, backward = linear_s(
+        context.constants, rate, context.stream_bytes_per_s, work.tokens, float(model.hidden), rows
+    )
     loss = _LOSS_BYTES_PER_LOGIT[habits.fused_kernels] * work.tokens * vocab / split / context.stream_bytes_per_s
     passes = 1.0 + model.mtp_layers
     terms = [
@@ -55,9 +58,13 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
     ]
     if habits.loss_vocab_parallel:
         gathered = groups.tensor.all_gather_s(context.activation_bytes * model.hidden * work.tokens)
-        terms.append(Term("head traffic", passes * gathered, passes * gathered, "(t-1)/t S / B(S) each way", communication=True))
+        terms.append(
+            Term("head traffic", passes * gathered, passes * gathered, "(t-1)/t S / B(S) each way", communication=True)
+        )
     if model.mtp_layers:
-        join = linear_s(context.constants, rate, context.stream_bytes_per_s, work.tokens, 2.0 * model.hidden, model.hidden / work.tp)
+        join = linear_s(
+            context.constants, rate, context.stream_bytes_per_s, work.tokens, 2.0 * model.hidden, model.hidden / work.tp
+        )
         terms.append(
             Term(
                 "prediction blocks",
@@ -70,5 +77,6 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
 
 
 def _misaligned(vocab: FloatArray) -> FloatArray:
-    """Cost factor of a vocabulary that tensor cores cannot tile (arXiv 2401.14489: padding 50257 to 50304 is worth about 25 %)."""
+    """Cost factor of a vocabulary that tensor cores cannot tile (arXiv 2401.14489: padding 50257 to 50304 is worth
+    about 25 %)."""
     return np.where(vocab % 8 != 0, 1.3, 1.0)

@@ -1,7 +1,7 @@
 """The cost of strategies: the one entry that search, estimate, reference tests and accuracy use.
 
-``stage_model`` gives the coefficients of candidates that share a pipeline shape; ``evaluate`` prices complete strategies of any shapes.
-"""
+``stage_model`` gives the coefficients of candidates that share a pipeline shape; ``evaluate`` prices complete
+strategies of any shapes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def evaluate(context: CostContext, batch: StrategyBatch) -> Evaluation:
         rows = np.flatnonzero(shape == code)
         part = batch if len(rows) == len(batch) else batch.take(rows)
         result = assemble(
-            stage_model(context, part), layer_counts(context, part), recomputed_counts(context, part), part.offload_optimizer
+            stage_model(context, part),
+            layer_counts(context, part),
+            recomputed_counts(context, part),
+            part.offload_optimizer,
         )
         step[rows], memory[rows] = result.step_time_s, result.peak_memory_bytes
         host[rows], fit[rows] = result.host_memory_bytes_per_node, fits(context, result)

@@ -1,9 +1,9 @@
 """Model FLOPs: the convention behind every MFU that the planner prints.
 
-Counted: 2 FLOPs per weight and token forward, backward twice that; core attention over the keys a causal mask admits (half of s on
-average, the window where it is smaller).  Not counted: recomputation, the embedding lookup, norms.  Megatron-LM counts the same way
-since March 2025; sources that count the full square report more for the same speed (Llama-3-8B at s 8192: 1.12 x).
-"""
+Counted: 2 FLOPs per weight and token forward, backward twice that; core attention over the keys a causal mask admits
+(half of s on average, the window where it is smaller).  Not counted: recomputation, the embedding lookup, norms.
+Megatron-LM counts the same way since March 2025; sources that count the full square report more for the same speed
+(Llama-3-8B at s 8192: 1.12 x)."""
 
 from __future__ import annotations
 

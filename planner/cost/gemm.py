@@ -1,8 +1,7 @@
 """Time of matrix multiplications by shape, plain and grouped (mixture of experts).
 
-A GEMM of M x K by K x N takes 2 (M + a)(K + b)(N + a) / R: the half-points a and b are tile and pipeline losses, R the sustained rate;
-it is never faster than its operands can be streamed.
-"""
+A GEMM of M x K by K x N takes 2 (M + a)(K + b)(N + a) / R: the half-points a and b are tile and pipeline losses, R
+the sustained rate; it is never faster than its operands can be streamed."""
 
 from __future__ import annotations
 
@@ -17,7 +16,9 @@ _FP32_ACCUMULATE_BYTES = 8.0
 """Weight-gradient GEMMs that accumulate in fp32 read and write their result: 4 + 4 bytes an element."""
 
 
-def gemm_s(constants: Constants, rate: float, stream: float, m: Size, k: Size, n: Size, *, out_bytes: float = 2.0) -> FloatArray:
+def gemm_s(
+    constants: Constants, rate: float, stream: float, m: Size, k: Size, n: Size, *, out_bytes: float = 2.0
+) -> FloatArray:
     """Seconds of one M x K by K x N multiplication; ``rate`` FLOP/s before shape losses, ``stream`` bytes/s."""
     a, b = constants.gemm_half_mn, constants.gemm_half_k
     compute = 2.0 * (m + a) * (k + b) * (n + a) / rate
@@ -25,7 +26,9 @@ def gemm_s(constants: Constants, rate: float, stream: float, m: Size, k: Size, n
     return np.maximum(compute, traffic)
 
 
-def linear_s(constants: Constants, rate: float, stream: float, tokens: Size, inputs: Size, outputs: Size) -> tuple[FloatArray, FloatArray]:
+def linear_s(
+    constants: Constants, rate: float, stream: float, tokens: Size, inputs: Size, outputs: Size
+) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) seconds of a linear layer: y = x W, dx = dy W^T, dW = x^T dy accumulated in fp32."""
     forward = gemm_s(constants, rate, stream, tokens, inputs, outputs)
     input_gradient = gemm_s(constants, rate, stream, tokens, outputs, inputs)
@@ -38,14 +41,15 @@ def grouped_linear_s(
 ) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) seconds of ``groups`` expert matrices that share ``rows`` inputs.
 
-    The rate falls with tokens per expert t as t / (t + half); the weight gradients of every local expert are read and written
-    in fp32 whatever the number of tokens.
-    """
+    The rate falls with tokens per expert t as t / (t + half); the weight gradients of every local expert are read and
+    written in fp32 whatever the number of tokens."""
     per_expert = np.maximum(rows / groups, 1.0)
     padded = rows * (1.0 + constants.expert_half_tokens / per_expert)
     a, b = constants.gemm_half_mn, constants.gemm_half_k
     one_pass = 2.0 * padded * (inputs + b) * (outputs + a) / rate
     weights = groups * (inputs * outputs)
     forward = np.maximum(one_pass, 2.0 * (rows * (inputs + outputs) + weights) / stream)
-    weight_gradient = np.maximum(one_pass, (2.0 * rows * (inputs + outputs) + _FP32_ACCUMULATE_BYTES * weights) / stream)
+    weight_gradient = np.maximum(
+        one_pass, (2.0 * rows * (inputs + outputs) + _FP32_ACCUMULATE_BYTES * weights) / stream
+    )
     return forward, forward + weight_gradient

@@ -1,8 +1,7 @@
 """Which ranks talk to which: the process groups of every parallel dimension, placed in rank order tp, cp, ep, dp, pp.
 
-Tensor parallelism is the innermost dimension and pipeline the outermost, as Megatron-LM, DeepSpeed's topology and a PyTorch device
-mesh all number them.
-"""
+Tensor parallelism is the innermost dimension and pipeline the outermost, as Megatron-LM, DeepSpeed's topology and a
+PyTorch device mesh all number them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Time of one layer and one micro-batch on one rank, forward and backward, as named terms.
 
-Each term is a pair of (N,) arrays; ``layer_terms`` is the only place where a layer's work is listed, so search, estimate and the
-time tree cannot disagree about it.
-"""
+Each term is a pair of (N,) arrays; ``layer_terms`` is the only place where a layer's work is listed, so search,
+estimate and the time tree cannot disagree about it."""
 
 from __future__ import annotations
 
@@ -71,7 +70,8 @@ def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
 
 
 def _fused(model_matrices: tuple[Matrix, ...]) -> Iterator[tuple[Matrix, int]]:
-    """Matrices with the same input run as one multiplication (q, k, v; gate and up): (first of them, joint outputs)."""
+    """Matrices with the same input run as one multiplication (q, k, v; gate and up): (first of them, joint
+    outputs)."""
     for _, same in groupby(model_matrices, key=lambda m: (m.part, m.inputs, m.split)):
         matrices = list(same)
         if matrices[0].split == "column":
@@ -123,16 +123,31 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
         ("expert permutation", traffic.routing_bytes(work, kind)),
         ("fp8 casts", traffic.cast_bytes(work, kind)),
     ]
-    terms = [Term("core attention", core_forward, core_backward, "causal FLOPs over the kernel's rate at this length and occupancy")]
+    terms = [
+        Term(
+            "core attention",
+            core_forward,
+            core_backward,
+            "causal FLOPs over the kernel's rate at this length and occupancy",
+        )
+    ]
     for name, moved in elementwise:
         if np.any(moved):
             seconds = traffic.stream_s(work, moved)
-            terms.append(Term(name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"))
+            terms.append(
+                Term(
+                    name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"
+                )
+            )
     return terms
 
 
 def _communication_terms(work: Work, groups: Groups, kind: LayerKind) -> list[Term]:
-    terms = [_tensor_parallel(work, groups, kind), _context_parallel(work, groups, kind), _expert_parallel(work, groups, kind)]
+    terms = [
+        _tensor_parallel(work, groups, kind),
+        _context_parallel(work, groups, kind),
+        _expert_parallel(work, groups, kind),
+    ]
     return [term for term in terms if np.any(term.forward)]
 
 
@@ -142,18 +157,25 @@ def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     blocks = float(kind[0] != "none") + _sharded_mlp_blocks(work, kind)
     full = work.tokens * context.model.hidden * context.activation_bytes
     pair = 2.0 * groups.tensor.all_gather_s(full)
-    hidden = context.backend.habits.tensor_parallel_overlap * (1.0 - groups.tensor.crosses)
+    hidden = work.tensor_overlap * (1.0 - groups.tensor.crosses)
     exposed = blocks * pair * (1.0 - hidden)
     expert = work.zeros()
     if kind[1] == "moe" and context.model.moe is not None:
         gathered = work.routed_rows * (context.model.moe.latent or context.model.hidden) * context.activation_bytes
         expert = 2.0 * groups.expert_tensor.all_gather_s(gathered)
     exposed = exposed + expert
-    return Term("tensor-parallel traffic", exposed, exposed.copy(), "2 (n-1)/n S / B(S) per block and direction", communication=True)
+    return Term(
+        "tensor-parallel traffic",
+        exposed,
+        exposed.copy(),
+        "2 (n-1)/n S / B(S) per block and direction",
+        communication=True,
+    )
 
 
 def _sharded_mlp_blocks(work: Work, kind: LayerKind) -> float:
-    """MLP blocks whose input is gathered over the tp ranks: dense ones and shared experts; routed experts keep split tokens."""
+    """MLP blocks whose input is gathered over the tp ranks: dense ones and shared experts; routed experts keep split
+    tokens."""
     if kind[1] == "dense":
         return 1.0
     moe = work.context.model.moe
@@ -172,7 +194,9 @@ def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     if habits.context_parallel_comm == "all-to-all":
         q = 2.0 * context.activation_bytes * model.heads * model.head_dim / work.tp
         exchange = groups.context.all_to_all_s(work.tokens * (q + kv))
-        return Term("context-parallel traffic", exchange, exchange, "(c-1)/c of q, k, v and output / B", communication=True)
+        return Term(
+            "context-parallel traffic", exchange, exchange, "(c-1)/c of q, k, v and output / B", communication=True
+        )
     full = kv * work.tokens * work.cp
     moved = groups.context.all_gather_s(full)
     slow = context.constants.overlap_slowdown
@@ -180,8 +204,16 @@ def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
         # Each of the c - 1 exchanges hides behind the attention on the chunk in hand.
         forward = np.maximum(moved - core[0], 0.0) + slow * np.minimum(moved, core[0])
         backward = np.maximum(2.0 * moved - core[1], 0.0) + slow * np.minimum(2.0 * moved, core[1])
-        return Term("context-parallel traffic", forward, backward, "(c-1) KV chunks / B behind attention", communication=True)
-    return Term("context-parallel traffic", moved, 2.0 * moved, "all-gather of KV forward, gather and scatter backward", communication=True)
+        return Term(
+            "context-parallel traffic", forward, backward, "(c-1) KV chunks / B behind attention", communication=True
+        )
+    return Term(
+        "context-parallel traffic",
+        moved,
+        2.0 * moved,
+        "all-gather of KV forward, gather and scatter backward",
+        communication=True,
+    )
 
 
 def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
@@ -216,10 +248,17 @@ def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: Recompute
         "activation": names.get("activation function", zero),
         "mlp": names.get("mlp matrices", zero) + names.get("activation function", zero),
         "qkv_up": names["attention projections"] * _up_share(work, kind) if kind[0] == "mla" else zero,
-        "half_matmuls": 0.5 * (names.get("mlp matrices", zero) + names.get("attention projections", zero)
-                               + names.get("expert matrices", zero)) + names["norms"],
-        "moe": names.get("expert matrices", zero) + names.get("expert permutation", zero)
-        + names.get("expert-parallel traffic", zero) + names.get("activation function", zero),
+        "half_matmuls": 0.5
+        * (
+            names.get("mlp matrices", zero)
+            + names.get("attention projections", zero)
+            + names.get("expert matrices", zero)
+        )
+        + names["norms"],
+        "moe": names.get("expert matrices", zero)
+        + names.get("expert permutation", zero)
+        + names.get("expert-parallel traffic", zero)
+        + names.get("activation function", zero),
     }
     total = zero
     for name in sorted(choice.repeats):

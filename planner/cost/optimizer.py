@@ -1,8 +1,7 @@
 """Time of the optimizer step per parameter that a rank updates, on the GPU or, offloaded, on the host.
 
-The GPU step streams master weights, moments and gradients; the host step is bound by DRAM, shared by the ranks of a node, with gradients
-down and parameters up the host link (and optimizer states over NVMe when they live there).
-"""
+The GPU step streams master weights, moments and gradients; the host step is bound by DRAM, shared by the ranks of a
+node, with gradients down and parameters up the host link (and optimizer states over NVMe when they live there)."""
 
 from __future__ import annotations
 
@@ -37,5 +36,7 @@ def offload_extra_s(work: Work, updated: FloatArray) -> FloatArray:
     link = cluster.accelerator.host_link
     transfer = _LINK_BYTES_PER_PARAM * updated / (link.measured_bytes_per_s or 0.8 * link.bytes_per_s)
     if cluster.nvme_bytes_per_s is not None:
-        host = host + np.where(work.batch.offload_device == _NVME, _NVME_BYTES_PER_PARAM * node_params / cluster.nvme_bytes_per_s, 0.0)
+        host = host + np.where(
+            work.batch.offload_device == _NVME, _NVME_BYTES_PER_PARAM * node_params / cluster.nvme_bytes_per_s, 0.0
+        )
     return host + transfer - gpu_step_s(context, updated)

@@ -165,7 +165,8 @@ def _attention(model: ModelSpec) -> tuple[Matrix, ...]:
 
 
 def _latent_attention(model: ModelSpec) -> tuple[Matrix, ...]:
-    """Multi-head latent attention (arXiv 2405.04434): down-projections are held whole by every tensor-parallel rank."""
+    """Multi-head latent attention (arXiv 2405.04434): down-projections are held whole by every tensor-parallel
+    rank."""
     mla = model.mla
     if mla is None:
         raise ValueError("a latent-attention layer needs the mla dimensions")

@@ -1,8 +1,8 @@
-"""Pipeline schedules: how much of the other stages' time is bubble, how many micro-batches are alive, what stage-to-stage traffic costs.
+"""Pipeline schedules: how much of the other stages' time is bubble, how many micro-batches are alive, what
+stage-to-stage traffic costs.
 
-Closed forms, checked against an event-by-event simulation in the tests.  Sources: GPipe and 1F1B arXiv 2104.04473, interleaved the same
-(section 2.2) and Megatron-LM's schedule, ZB-H1 arXiv 2401.10241.
-"""
+Closed forms, checked against an event-by-event simulation in the tests.  Sources: GPipe and 1F1B arXiv 2104.04473,
+interleaved the same (section 2.2) and Megatron-LM's schedule, ZB-H1 arXiv 2401.10241."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _WEIGHT_GRADIENT_SHARE = 1.0 / 3.0
 
 
 def bubble_factor(work: Work) -> FloatArray:
-    """Weight of the other ranks' micro-batch time in fill and drain: 1, 1/v interleaved, F + B - 2W over F + B for ZB-H1."""
+    """Weight of the other ranks' micro-batch time in fill and drain: 1, 1/v interleaved, F + B - 2W over F + B for
+    ZB-H1."""
     factor = np.where(work.batch.schedule == INTERLEAVED, 1.0 / work.batch.vpp, 1.0)
     return np.where(work.batch.schedule == ZB_H1, 1.0 - 2.0 * _WEIGHT_GRADIENT_SHARE, factor)
 
@@ -39,9 +40,8 @@ def in_flight(work: Work, pp: int, vpp: int) -> FloatArray:
 def point_to_point_s(work: Work, groups: Groups) -> FloatArray:
     """Exposed stage-to-stage traffic of a step.
 
-    Fill and drain pass every boundary once each way.  1F1B also waits for one exchange each way per micro-batch; the interleaved
-    schedule overlaps those with other chunks' compute and pays the slow-down of running beside them.
-    """
+    Fill and drain pass every boundary once each way.  1F1B also waits for one exchange each way per micro-batch; the
+    interleaved schedule overlaps those with other chunks' compute and pays the slow-down of running beside them."""
     context = work.context
     pp, vpp, m = work.batch.pp, work.batch.vpp, work.micro_batches
     size = context.activation_bytes * context.model.hidden * work.sp_tokens

@@ -1,8 +1,8 @@
 """Gradient and parameter traffic of data parallelism, once a step or in every micro-batch, by sharding stage.
 
-Stage 0 all-reduces gradients once a step, stage 1 scatters gradients and gathers parameters once a step, stage 2 scatters them in every
-micro-batch, stage 3 also gathers every layer's parameters forward and backward in every micro-batch.
-"""
+Stage 0 all-reduces gradients once a step, stage 1 scatters gradients and gathers parameters once a step, stage 2
+scatters them in every micro-batch, stage 3 also gathers every layer's parameters forward and backward in every
+micro-batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from planner.cost.groups import Groups
 from planner.specs.batch import BoolArray, FloatArray, IntArray
 
 _BUCKET_PARAMS = 40e6
-"""Gradients are reduced in buckets of about this many parameters (Megatron-LM: max(40M, 1M x dp); PyTorch and DeepSpeed similar)."""
+"""Gradients are reduced in buckets of about this many parameters (Megatron-LM: max(40M, 1M x dp); PyTorch and
+DeepSpeed similar)."""
 _PARAMETER_BYTES = 2.0
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters of one layer (or of one end of the pipeline) on one rank, before data-parallel sharding; arrays of length N."""
+    """Parameters of one layer (or of one end of the pipeline) on one rank, before data-parallel sharding; arrays of
+    length N."""
 
     dense: FloatArray
     expert: FloatArray
@@ -79,7 +81,9 @@ def _traffic(
     gather = _per_message(shard.all_gather_s(parameter * message), params, message)
     again = _per_message(regather.all_gather_s(parameter * message), params, message)
     reduce = _per_message(data.all_reduce_s(gradient * message), params, message)
-    across = np.where(hybrid, _per_message(replica.all_reduce_s(gradient * message / work.batch.shard_degree), params, message), 0.0)
+    across = np.where(
+        hybrid, _per_message(replica.all_reduce_s(gradient * message / work.batch.shard_degree), params, message), 0.0
+    )
     once = np.select([stage == 0, stage == 1, stage == 2], [reduce, scatter + gather + across, gather], 0.0)
     forward = np.where(stage == 3, gather, 0.0)
     backward = np.select([stage == 2, stage == 3], [scatter + across, again + scatter + across], 0.0)

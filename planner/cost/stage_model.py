@@ -1,8 +1,9 @@
 """The part of the cost of a strategy that is linear in what the constraint solver decides.
 
-Physics (GEMMs, collectives, tensors) fills a ``StageModel``: per-layer times and bytes and what each end of the pipeline adds.
-``assemble`` turns it, with layers per stage, recomputed layers and offloaded share, into step time and memory.  The search, its
-bound, the CP-SAT model and every estimate read these same coefficients, so they cannot disagree.
+Physics (GEMMs, collectives, tensors) fills a ``StageModel``: per-layer times and bytes and what each end of the
+pipeline adds. ``assemble`` turns it, with layers per stage, recomputed layers and offloaded share, into step time and
+memory.  The search, its bound, the CP-SAT model and every estimate read these same coefficients, so they cannot
+disagree.
 
 Axes: N candidates, K layer kinds, P pipeline ranks.
 """
@@ -20,16 +21,16 @@ from planner.specs.batch import FloatArray, IntArray
 class StageModel:
     """Coefficients of N candidates that share one pipeline depth and chunk count.
 
-    Step time = m * T_max + bubble_factor * (sum_r T_r - T_max) + p2p + max_r tail_r + constant, with the rank's time per
-    micro-batch T_r = sum_k layers_rk * layer_time + recomputed_rk * recompute_time + first/last extras.
-    """
+    Step time = m * T_max + bubble_factor * (sum_r T_r - T_max) + p2p + max_r tail_r + constant, with the rank's time
+    per micro-batch T_r = sum_k layers_rk * layer_time + recomputed_rk * recompute_time + first/last extras."""
 
     pp: int
     vpp: int
     micro_batches: FloatArray
     """(N,) micro-batches of a step and replica."""
     bubble_factor: FloatArray
-    """(N,) weight of the other ranks' time in fill and drain: 1 for 1F1B and GPipe, 1/v interleaved, smaller for zero bubble."""
+    """(N,) weight of the other ranks' time in fill and drain: 1 for 1F1B and GPipe, 1/v interleaved, smaller for zero
+    bubble."""
     layer_time_s: FloatArray
     """(N, K) forward and backward of one layer and micro-batch."""
     recompute_time_s: FloatArray
@@ -134,9 +135,8 @@ def _ends(first: FloatArray, last: FloatArray, ranks: int) -> FloatArray:
 def assemble(model: StageModel, layers: IntArray, recomputed: IntArray, offload: FloatArray) -> StageResult:
     """Step time and memory of each candidate.
 
-    ``layers`` and ``recomputed`` are (N, P, K): layers of each kind on each pipeline rank, and how many of them recompute;
-    ``offload`` (N,) is the offloaded share of the optimizer states.
-    """
+    ``layers`` and ``recomputed`` are (N, P, K): layers of each kind on each pipeline rank, and how many of them
+    recompute; ``offload`` (N,) is the offloaded share of the optimizer states."""
     p = model.pp
 
     def per_rank(counts: IntArray, per_layer: FloatArray) -> FloatArray:
@@ -155,7 +155,9 @@ def assemble(model: StageModel, layers: IntArray, recomputed: IntArray, offload:
     pipeline = (
         model.micro_batches * slowest + model.bubble_factor * (rank_time.sum(axis=1) - slowest) + model.p2p_time_s
     )
-    traffic = per_rank(layers, model.layer_reduce_time_s) + _ends(model.first_reduce_time_s, model.last_reduce_time_s, p)
+    traffic = per_rank(layers, model.layer_reduce_time_s) + _ends(
+        model.first_reduce_time_s, model.last_reduce_time_s, p
+    )
     exposed = np.maximum(model.reduce_floor_s[:, None], traffic - model.reduce_window_share[:, None] * rank_time)
     optimizer = per_rank(layers, model.layer_optimizer_time_s) + _ends(
         model.first_optimizer_time_s, model.last_optimizer_time_s, p

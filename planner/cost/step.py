@@ -1,4 +1,5 @@
-"""Builds the ``StageModel`` of a batch: every term of time and memory gathered into per-layer and per-end coefficients."""
+"""Builds the ``StageModel`` of a batch: every term of time and memory gathered into per-layer and per-end
+coefficients."""
 
 from __future__ import annotations
 
@@ -21,10 +22,15 @@ from planner.specs.batch import DEVICES, FloatArray
 from planner.units import GIB
 
 _LAST_MICRO_BATCH_WINDOW = 0.9
-"""Share of a micro-batch's time behind which once-a-step traffic hides: gradients behind backward, parameters behind forward."""
+"""Share of a micro-batch's time behind which once-a-step traffic hides: gradients behind backward, parameters behind
+forward."""
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
-"""The same by sharding stage where gradients are reduced layer by layer: backward only; only the forward gather at stage 2."""
+"""The same by sharding stage where gradients are reduced layer by layer: backward only; only the forward gather at
+stage 2."""
 _BUCKET_PARAMS = 40e6
+_OVERLAP_BUFFERS = 4.0
+"""Permanent copies of a micro-batch's hidden states that chunked tensor-parallel overlap works in (Transformer Engine user
+buffers: one for each of the gathers and scatters in flight)."""
 _HOST_PROCESS_BYTES = 4.0 * GIB
 """Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
 
@@ -69,11 +75,15 @@ class Step:
 
     @cached_property
     def dense_state(self) -> StateBytes:
-        return self.work.context.backend.state_bytes(self.work.context.job, self.work.batch, self.work.batch.shard_degree)
+        return self.work.context.backend.state_bytes(
+            self.work.context.job, self.work.batch, self.work.batch.shard_degree
+        )
 
     @cached_property
     def expert_state(self) -> StateBytes:
-        return self.work.context.backend.state_bytes(self.work.context.job, self.work.batch, self.work.expert_shard_degree)
+        return self.work.context.backend.state_bytes(
+            self.work.context.job, self.work.batch, self.work.expert_shard_degree
+        )
 
     @cached_property
     def straggler(self) -> float:
@@ -112,7 +122,7 @@ class Step:
     def _stack(self, columns: list[FloatArray]) -> FloatArray:
         return np.stack(columns, axis=1)
 
-    def _state(self, weights: Weights, part: str) -> FloatArray:
+    def held(self, weights: Weights, part: str) -> FloatArray:
         """Bytes of ``weights`` held under one heading of the framework's memory layout."""
         dense: FloatArray = getattr(self.dense_state, part)
         expert: FloatArray = getattr(self.expert_state, part)
@@ -120,7 +130,7 @@ class Step:
 
     def resident(self, weights: Weights) -> FloatArray:
         """Weights, gradients and optimizer states of ``weights`` on the GPU, nothing offloaded."""
-        return self._state(weights, "weights") + self._state(weights, "gradients") + self._state(weights, "optimizer")
+        return self.held(weights, "weights") + self.held(weights, "gradients") + self.held(weights, "optimizer")
 
     def updated(self, weights: Weights) -> FloatArray:
         """Parameters of ``weights`` whose optimizer step this rank computes."""
@@ -133,7 +143,7 @@ class Step:
     def rank_params(self) -> FloatArray:
         """Parameters of the fullest rank of an even split."""
         per_rank = -(-self.work.context.model.layers // self.pp)
-        largest = np.max(self._stack([w.dense + w.expert for w in self.weights]), axis=1)
+        largest: FloatArray = np.max(self._stack([w.dense + w.expert for w in self.weights]), axis=1)
         return per_rank * largest + np.maximum(self.ends.first.dense, self.ends.last.dense)
 
     @cached_property
@@ -150,11 +160,13 @@ class Step:
         context = self.work.context
         largest = np.max(self._stack([w.dense + w.expert for w in self.weights]), axis=1)
         one_expert = [
-            weights.dense + weights.expert / np.maximum((context.model.moe.experts if context.model.moe else 1) / self.work.batch.ep, 1.0)
+            weights.dense
+            + weights.expert
+            / np.maximum((context.model.moe.experts if context.model.moe else 1) / self.work.batch.ep, 1.0)
             for weights in self.weights
         ]
         distinct = np.max(self._stack(one_expert), axis=1) + head
-        return context.backend.buffer_bytes(
+        buffers = context.backend.buffer_bytes(
             BufferContext(
                 model=context.model,
                 job=context.job,
@@ -165,6 +177,9 @@ class Step:
                 distinct_weight_params=distinct,
             )
         )
+        hidden = self.work.tokens * context.model.hidden * context.activation_bytes
+        overlap = np.where((self.work.tp > 1) & (self.work.tensor_overlap > 0), _OVERLAP_BUFFERS * hidden, 0.0)
+        return {**buffers, "tensor-parallel overlap buffers": overlap}
 
     @cached_property
     def tensors(self) -> tuple[dict[str, FloatArray], ...]:
@@ -193,9 +208,12 @@ class Step:
         """Backward of one layer; a fully recomputed layer has all its tensors alive once more."""
         kinds = self.work.context.kinds
         backward = self._stack([activations.layer_transient_bytes(self.work, kind) for kind in kinds])
-        full = np.array([choice.mode == "full" for choice in self.work.context.recompute_kinds])[self.work.batch.recompute_kind]
+        full = np.array([choice.mode == "full" for choice in self.work.context.recompute_kinds])[
+            self.work.batch.recompute_kind
+        ]
         again = np.where(full[:, None], self.activation_bytes, 0.0)
-        return (backward + again).max(axis=1)
+        worst: FloatArray = (backward + again).max(axis=1)
+        return worst
 
     @cached_property
     def loss_transient(self) -> FloatArray:
@@ -205,7 +223,10 @@ class Step:
     def device_overhead(self) -> FloatArray:
         """Context, libraries and communication buffers: what the allocator does not see."""
         batch, constants = self.work.batch, self.work.context.constants
-        groups = sum(((degree > 1).astype(float) for degree in (batch.tp, batch.cp, batch.pp, batch.ep, batch.dp * batch.cp)), self.work.zeros())
+        groups = sum(
+            ((degree > 1).astype(float) for degree in (batch.tp, batch.cp, batch.pp, batch.ep, batch.dp * batch.cp)),
+            self.work.zeros(),
+        )
         return constants.device_context_bytes + constants.communicator_bytes * groups
 
     @cached_property
@@ -270,8 +291,8 @@ class Step:
         """The memory half of the coefficients."""
         parts = (*self.weights, first, last)
         state = [self.resident(w) for w in parts]
-        offloadable = [self._state(w, "offloadable") for w in parts]
-        host = [self._state(w, "host") for w in parts]
+        offloadable = [self.held(w, "offloadable") for w in parts]
+        host = [self.held(w, "host") for w in parts]
         final_norm = 2.0 * activations.layer_input_bytes(self.work)
         return {
             "layer_state_bytes": self._stack(state[:-2]),
@@ -289,7 +310,7 @@ class Step:
             + final_norm
             + sum(self.last_buffers.values(), self.work.zeros())
             - sum(self.buffers.values(), self.work.zeros()),
-            "step_temporary_layer_bytes": self._stack([self._state(w, "step_temporary") for w in self.weights]),
+            "step_temporary_layer_bytes": self._stack([self.held(w, "step_temporary") for w in self.weights]),
             "layer_host_bytes": self._stack(host[:-2]),
             "first_host_bytes": host[-2],
             "last_host_bytes": host[-1],

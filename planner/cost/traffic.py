@@ -1,7 +1,8 @@
-"""Bytes that elementwise kernels move through device memory, forward, per layer and micro-batch; the backward pass moves twice as many.
+"""Bytes that elementwise kernels move through device memory, forward, per layer and micro-batch; the backward pass
+moves twice as many.
 
-Counts are for kernels fused within themselves (one pass a norm, a rotary, an activation, an add); eager stacks multiply them by ``eager_traffic_factor``.
-"""
+Counts are for kernels fused within themselves (one pass a norm, a rotary, an activation, an add); eager stacks
+multiply them by ``eager_traffic_factor``."""
 
 from __future__ import annotations
 

@@ -1,21 +1,17 @@
 """How far an estimate can be from a measurement, by framework and class of job.
 
-The factors are the measured spread of the reference runs in tests/reference (uncertainty.yaml says which); a plan fits only when the
-upper end of its memory range fits.
-"""
+The factors are the measured spread of the reference runs in tests/reference (uncertainty.yaml says which); a plan
+fits only when the upper end of its memory range fits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-import yaml
-
+from planner.catalog.loader import read_yaml
 from planner.specs.job import Precision
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,7 @@ class Uncertainty:
 
 @lru_cache(maxsize=1)
 def _document() -> dict[str, Any]:
-    text = files("planner.cost").joinpath("uncertainty.yaml").read_text(encoding="utf-8")
-    document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader, the C one where it exists)
+    document: dict[str, Any] = read_yaml(Path(__file__).with_name("uncertainty.yaml"))
     return document
 
 

@@ -20,7 +20,14 @@ def layer_weights(work: Work, kind: LayerKind) -> Weights:
     """Dense and expert parameters of one layer on one rank."""
     layer = layer_params(work.context.model, kind)
     split = layer.attention_sharded + layer.mixer_sharded + layer.mlp_sharded + layer.shared_expert
-    whole = layer.attention_replicated + layer.mixer_replicated + layer.mlp_replicated + layer.router + layer.latent + layer.norms
+    whole = (
+        layer.attention_replicated
+        + layer.mixer_replicated
+        + layer.mlp_replicated
+        + layer.router
+        + layer.latent
+        + layer.norms
+    )
     experts = layer.experts / work.batch.ep * layer.expert_sharded_one / work.etp
     return Weights(split / work.tp + whole, np.asarray(experts, dtype=float))
 
@@ -53,7 +60,8 @@ class Ends:
 
     @cached_property
     def last(self) -> Weights:
-        """Final norm, head (a second copy of a tied table when there are several stages) and multi-token-prediction blocks."""
+        """Final norm, head (a second copy of a tied table when there are several stages) and multi-token-prediction
+        blocks."""
         model, work = self.work.context.model, self.work
         table = np.where(work.batch.pp > 1, self._table, 0.0) if model.tied else self._table
         bias = head_params(model) - (0 if model.tied else model.vocab * (model.embedding_width or model.hidden))

@@ -53,8 +53,13 @@ class Flag:
     @property
     def line(self) -> str:
         """The option as one line of a shell array."""
-        text = " ".join(shlex.quote(word) for word in self.words)
+        text = " ".join(_quoted(word) for word in self.words)
         return f"{text}  # {self.remark}" if self.remark else text
+
+
+def _quoted(word: str) -> str:
+    # A comma inside an array reads like a separator, so it is quoted although the shell does not ask for it.
+    return f"'{word}'" if "," in word and shlex.quote(word) == word else shlex.quote(word)
 
 
 def flag(name: str, *values: object, remark: str = "") -> Flag:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.search.capacity import host_steps, rank_caps, sufficient
-from planner.search.inner import Inner, counts
-from planner.search.waterfill import held, least_level, least_level_capped
-from planner.specs.batch import FloatArray, IntArray
+from planner.search.inner import Inner
+from planner.search.waterfill import held, held_recomputing, least_level, least_where
+from planner.specs.batch import BoolArray, FloatArray, IntArray
 
 LEVELS = 4
 """How many levels of the slowest rank are tried one by one before the recomputed total is bounded loosely."""
@@ -54,7 +54,7 @@ def ends_by_kind(inner: Inner, first: FloatArray, last: FloatArray, common: Floa
     return out + (common[:, None] if isinstance(common, np.ndarray) else common)
 
 
-def fits_at_all(inner: Inner) -> tuple[Needs, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+def fits_at_all(inner: Inner) -> tuple[Needs, BoolArray]:
     """The loosest needs, and which candidates fit with as much recomputation and offload as there can be."""
     most_steps = host_steps(inner)
     steps = np.maximum(most_steps, 0)
@@ -69,7 +69,7 @@ def fits_at_all(inner: Inner) -> tuple[Needs, np.ndarray[tuple[int, ...], np.dty
     return Needs(counted, least_step, steps), possible
 
 
-def _fixed_fits(inner: Inner, recomputed: IntArray, steps: IntArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+def _fixed_fits(inner: Inner, recomputed: IntArray, steps: IntArray) -> BoolArray:
     rows = np.arange(len(inner))
     return inner.fits(inner.price(rows, inner.group.batch.stage_layers, recomputed, steps))
 
@@ -77,7 +77,7 @@ def _fixed_fits(inner: Inner, recomputed: IntArray, steps: IntArray) -> np.ndarr
 def needs_of(inner: Inner, loose: Needs) -> Needs:
     """The fewest recomputed layers and offload steps of candidates that fit at all (bisection on the relaxation)."""
 
-    def enough(recomputed: IntArray, step: IntArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def enough(recomputed: IntArray, step: IntArray) -> BoolArray:
         if inner.group.free:
             return sufficient(inner, recomputed, inner.fraction(step))
         rows = np.arange(len(inner))
@@ -108,10 +108,8 @@ def quick_bound(inner: Inner, needs: Needs) -> FloatArray:
     if not inner.group.free:
         return _fixed_bound(inner, needs)
     model = inner.model
-    slowest = _slowest(inner)
-    recomputed = needs.recomputed * inner.stages * model.recompute_time_s.min(axis=1)
-    recomputed = np.where(needs.recomputed > 0, np.minimum(recomputed, _least_total(inner, needs)), 0.0)
-    return _pipeline(inner, slowest, recomputed) + _tail(inner, needs) + model.constant_time_s
+    pipeline = _pipeline(inner, _slowest(inner), _least_total(inner, needs))
+    return pipeline + _tail(inner, needs) + model.constant_time_s
 
 
 def full_bound(inner: Inner, loose: Needs) -> Bound:
@@ -133,8 +131,10 @@ def _fixed_bound(inner: Inner, needs: Needs) -> FloatArray:
     everything = np.full(len(inner), inner.max_recomputed)
     least = inner.price(rows, layouts, needs.recomputed, needs.step)
     tail = least.rank_tail_s
-    for recomputed, step in ((everything, needs.step), (everything, needs.most_steps)):
-        tail = np.minimum(tail, inner.price(rows, layouts, recomputed, step).rank_tail_s)
+    if inner.group.counted.any() or (inner.group.steps > 1).any():
+        # A tail falls with the time to hide behind and is linear in the offloaded share: its least is at an end of both.
+        for step in (needs.step, needs.most_steps):
+            tail = np.minimum(tail, inner.price(rows, layouts, everything, step).rank_tail_s)
     return least.pipeline_time_s + tail.max(axis=1) + inner.model.constant_time_s
 
 
@@ -209,34 +209,28 @@ def _levels(inner: Inner, needs: Needs) -> FloatArray:
     ends = np.zeros((len(inner), group.pp))
     ends[:, 0] += model.first_time_s
     ends[:, -1] += model.last_time_s
-    slope, again = model.layer_time_s[:, :1], model.recompute_time_s[:, 0]
+    slope, again = model.layer_time_s[:, :1], model.recompute_time_s[:, :1]
+    # A rank with l layers recomputes at least min(l, spread) of them.
     spread = np.where(needs.recomputed > 0, needs.recomputed + group.vpp - 1, 0)[:, None]
-    # A rank with l layers recomputes at least min(l, spread) of them, so it is not faster than either line.
-    level = np.maximum(
-        least_level_capped(slope, ends, caps, inner.layers, group.vpp),
-        least_level(slope + again[:, None], ends_by_kind(inner, model.first_time_s, model.last_time_s), rank_kinds(inner),
-                    inner.layers, group.vpp) * (spread[:, 0] >= inner.layers),
-    )  # fmt: skip
+
+    def most_at(level: FloatArray) -> IntArray:
+        return np.minimum(held_recomputing(slope, again, spread, ends, level), caps)
+
+    lowest = least_level(slope, ends_by_kind(inner, model.first_time_s, model.last_time_s), rank_kinds(inner),
+                         inner.layers, group.vpp)  # fmt: skip
+    level = least_where(lowest, lowest + (slope + again)[:, 0] * inner.layers, lambda t: most_at(t).sum(axis=1) >= inner.layers)
     if not group.counted.any():
         return _pipeline(inner, level, np.zeros(len(inner)))
     loosest = _least_total(inner, needs)
     best = np.full(len(inner), np.inf)
     for _ in range(LEVELS):
-        most = np.minimum(_held_recomputing(slope, again[:, None], spread, ends, level), caps)
+        most = most_at(level)
         slack = most.sum(axis=1) - inner.layers
         total = np.minimum(most, spread).sum(axis=1) - np.maximum(slack, 0)
-        recomputed = np.maximum(loosest, total * again)
+        recomputed = np.maximum(loosest, total * again[:, 0])
         best = np.where(slack >= 0, np.minimum(best, _pipeline(inner, level, recomputed)), best)
-        level = _next_level(slope, again[:, None], spread, ends, most, caps)
+        level = _next_level(slope, again, spread, ends, most, caps)
     return np.minimum(best, _pipeline(inner, np.where(np.isfinite(level), level, 1e300), loosest))
-
-
-def _held_recomputing(
-    slope: FloatArray, again: FloatArray, spread: IntArray, ends: FloatArray, level: FloatArray
-) -> IntArray:
-    """(N, P) most layers below a level when the first ``spread`` of a rank recompute."""
-    few = held(slope + again, ends, level)
-    return np.where(few < spread, few, held(slope, ends + again * spread, level))
 
 
 def _next_level(
@@ -263,6 +257,7 @@ def _least_memory(inner: Inner, needs: Needs) -> FloatArray:
     ends[:, 0] += model.in_flight[:, 0] * model.first_activation_bytes
     ends[:, -1] += model.last_state_bytes - share * model.last_offloadable_bytes + model.last_fixed_bytes
     ends += model.fixed_bytes[:, None]
+    slope = np.maximum(slope, np.finfo(float).tiny)
     low = (slope * group.vpp + ends).max(axis=1)
     high = (slope * inner.layers + ends).max(axis=1)
     for _ in range(50):
@@ -270,6 +265,3 @@ def _least_memory(inner: Inner, needs: Needs) -> FloatArray:
         enough = held(slope, ends, middle).sum(axis=1) >= inner.layers
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return low * model.memory_factor + model.device_overhead_bytes
-
-
-__all__ = ["Bound", "Needs", "counts", "fits_at_all", "full_bound", "needs_of", "quick_bound"]

@@ -6,9 +6,11 @@ ranks together hold L layers bounds the slowest rank, the longest tail and the f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from planner.specs.batch import FloatArray, IntArray
+from planner.specs.batch import BoolArray, FloatArray, IntArray
 
 _ROUNDING = 1e-9
 """Added before rounding down, relative to a layer: a level that is reached exactly must count as reached."""
@@ -40,16 +42,23 @@ def least_level(slope: FloatArray, extra: FloatArray, ranks: IntArray, layers: i
     return np.asarray(np.where(positive[:, 0], np.maximum(best, least_filled), least_filled))
 
 
-def least_level_capped(slope: FloatArray, extra: FloatArray, caps: IntArray, layers: int, least: int) -> FloatArray:
-    """(N,) smallest level of ranks that hold at most ``caps`` (N, R) layers; infinite where the caps do not suffice."""
-    floor_level = least_level(slope, extra, np.ones(extra.shape[1], dtype=np.int64), layers, least)
-    low, high = floor_level, slope[:, 0] * layers + extra.max(axis=1)
-    level = low
-    enough = np.minimum(held(slope, extra, level), caps).sum(axis=1) >= layers
-    if not enough.all():
-        for _ in range(60):
-            middle = (low + high) / 2
-            reached = np.minimum(held(slope, extra, middle), caps).sum(axis=1) >= layers
-            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-        level = np.where(enough, level, high)
-    return np.where(caps.sum(axis=1) >= layers, level, np.inf)
+def held_recomputing(
+    slope: FloatArray, again: FloatArray, spread: IntArray, extra: FloatArray, level: FloatArray
+) -> IntArray:
+    """(N, R) most layers of a rank below a level when the first ``spread`` of them cost ``again`` more."""
+    few = held(slope + again, extra, level)
+    return np.where(few < spread, few, np.maximum(held(slope, extra + again * spread, level), spread))
+
+
+def least_where(low: FloatArray, high: FloatArray, holds: Callable[[FloatArray], BoolArray]) -> FloatArray:
+    """(N,) smallest level at which a monotone condition holds, by bisection; infinite where it fails even at ``high``."""
+    at_low = holds(low)
+    if at_low.all():
+        return low
+    impossible = ~holds(high)
+    below, above = low, np.where(at_low, low, high)
+    for _ in range(50):
+        middle = (below + above) / 2
+        true = holds(middle)
+        below, above = np.where(true, below, middle), np.where(true, middle, above)
+    return np.where(impossible, np.inf, above)

@@ -1,4 +1,4 @@
-"""What the planner knows: models, accelerators, and what each framework can run, as plain records for tables and JSON."""
+"""What the planner knows: models, accelerators, and what each framework can run, as records for tables and JSON."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""From options and a cluster file to the machines of a job: what is not given comes from the accelerator's reference system.
+"""From options and a cluster file to the machines of a job.
 
+What is not given comes from the accelerator's reference system.
 Every filled-in value is returned as an assumption, so that the answer can say what it rests on.
 """
 

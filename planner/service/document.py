@@ -117,5 +117,5 @@ def _check_consistent(document: PlanDocument, path: Path) -> None:
             raise InputError(
                 f"{left} = {value}, but {right} = {expected}",
                 where=f"{path}: best.strategy",
-                hint="a plan is rendered as it was written; make a new one with `planner suggest` or `planner estimate`",
+                hint="make a new document with `planner suggest` or `planner estimate`",
             )

@@ -43,7 +43,8 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
     }
     pinned = f" with {', '.join(f'{name}={value}' for name, value in request.pins.items())}" if request.pins else ""
     return InfeasibleError(
-        f"no strategy of {', '.join(outcomes)} fits {request.model.name} on {cluster.gpus} x {cluster.accelerator.id}{pinned}",
+        f"no strategy of {', '.join(outcomes)} fits {request.model.name} on {cluster.gpus} x "
+        f"{cluster.accelerator.id}{pinned}",
         details=details,
         hint=next(iter(changes), "more GPUs, a shorter --seq-len, fewer pins or a larger accelerator are needed"),
     )

@@ -1,6 +1,6 @@
 """Guards for everything that comes from outside: numbers, counts with suffixes, and files.
 
-Each guard returns a clean value or raises InputError with where, got, allowed and a hint; none of them knows what the value means.
+Each guard returns a clean value or raises InputError with where, got, allowed and a hint; it does not know the meaning.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""From a job's options to its spec: sequence length, global batch and precision, with the defaults that had to be chosen."""
+"""From a job's options to its spec: sequence length, global batch and precision, with the defaults that were chosen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import cast, get_args
 
 from planner.cost.params import total_params
 from planner.errors import InputError
@@ -19,8 +19,8 @@ DEFAULT_SEQ_LEN = 8192
 """Longest pre-training sequence that is assumed without being asked for (Llama 3, arXiv 2407.21783, section 3.4.1)."""
 MAX_COUNT = 100_000_000
 TOKENS_PER_STEP = ((30e9, 4 * 2**20), (3e9, 2 * 2**20), (0.0, 2**20))
-"""(parameters from, tokens of a step): 4M is what Llama 2 70B (arXiv 2307.09288, table 1) and Llama 3 started with; smaller
-models take less."""
+"""(parameters from, tokens of a step): 4M is what Llama 2 (arXiv 2307.09288, table 1) and the start of Llama 3 405B
+(arXiv 2407.21783, section 3.4.1) used; smaller models take less."""
 TOKENS_PER_GPU_AND_STEP = 128 * 2**10
 """Few GPUs are not given the batch of a large cluster: at most this many tokens a step for each."""
 
@@ -45,9 +45,9 @@ def resolve_job(given: JobInput, model: ModelSpec, cluster: Cluster) -> Resolved
         seq_len=seq_len,
         global_batch=_global_batch(given, model, cluster, seq_len, assumptions),
         precision=_precision(given, cluster.accelerator, assumptions),
-        loss=one_of(given.loss, "--loss", get_args(Loss)),
+        loss=cast(Loss, one_of(given.loss, "--loss", get_args(Loss))),
         flash_attention=given.flash_attention,
-        objective=one_of(given.objective, "--objective", get_args(Objective)),
+        objective=cast(Objective, one_of(given.objective, "--objective", get_args(Objective))),
         memory_margin=checked_float(given.memory_margin, "--memory-margin", 0, 0.95),
     )
     return ResolvedJob(job, tuple(assumptions), tuple(warnings))
@@ -95,7 +95,7 @@ def _sequences(tokens: int, seq_len: int, text: str) -> int:
 
 
 def default_global_batch(model: ModelSpec, gpus: int, seq_len: int) -> int:
-    """Sequences of a step when nobody says: the usual token count for the size, in a number that many dp degrees divide."""
+    """Sequences of a step when nobody says: the usual token count, in a number that many dp degrees divide."""
     params = total_params(model)
     usual = next(tokens for least, tokens in TOKENS_PER_STEP if params >= least)
     target = max(1, min(usual, gpus * TOKENS_PER_GPU_AND_STEP) // seq_len)
@@ -124,7 +124,7 @@ def _precision(given: JobInput, accelerator: Accelerator, assumptions: list[Assu
                 allowed=", ".join(allowed),
                 hint=f"use --precision {allowed[0]}",
             )
-        return given.precision  # type: ignore[return-value]
+        return cast(Precision, given.precision)
     if "bf16" in allowed:
         assumptions.append(Assumption(field="job.precision", value="bf16", why="the usual choice where it exists"))
         return "bf16"

@@ -1,7 +1,7 @@
 """From a stated strategy to the one-row batch that the cost model evaluates, with the framework's rules checked.
 
-What is not stated becomes the framework's usual choice and is returned as an assumption; a broken rule is an InputError with
-the rule's reason, its equation and what would be allowed.
+What is not stated becomes the framework's usual choice and is returned as an assumption; a broken rule is an InputError
+with the rule's reason, its equation and what would be allowed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def resolve_layout(given: StrategyInput, context: CostContext) -> ResolvedLayout
 
 def one_row(*, stage_layers: tuple[int, ...], **values: Any) -> StrategyBatch:
     """A batch of one from scalars."""
-    kinds = {"sequence_parallel": np.bool_, "offload_optimizer": np.float64}
+    kinds: dict[str, Any] = {"sequence_parallel": np.bool_, "offload_optimizer": np.float64}
     columns = {name: np.array([value], dtype=kinds.get(name, np.int64)) for name, value in values.items()}
     return StrategyBatch(stage_layers=np.array([stage_layers], dtype=np.int64), **columns)
 
@@ -116,7 +116,7 @@ def _replicas(tp: int, pp: int, cp: int, gpus: int) -> int:
     product = tp * pp * cp
     if gpus % product:
         raise InputError(
-            f"gpus({gpus}) % (tp({tp}) * pp({pp}) * cp({cp})) = {gpus % product}, must be 0: no whole number of replicas",
+            f"gpus({gpus}) % (tp({tp}) * pp({pp}) * cp({cp})) = {gpus % product}, must be 0: the replicas",
             where="--tp, --pp, --cp",
             got=f"tp * pp * cp = {product}",
             allowed=f"a divisor of {gpus}",
@@ -126,7 +126,7 @@ def _replicas(tp: int, pp: int, cp: int, gpus: int) -> int:
 
 
 def _usual_zero(backend: Backend, pp: int, ranks: int) -> int:
-    """The stage people run: the distributed optimizer for Megatron, full sharding for FSDP, ZeRO-3 (ZeRO-1 under a pipeline)."""
+    """The stage people run: distributed optimizer (Megatron), full sharding (FSDP), ZeRO-3 or (in a pipeline) 1."""
     if ranks == 1:
         return min(backend.zero_stages)
     usual = {"megatron": 1, "fsdp": 3, "deepspeed": 1 if pp > 1 else 3}.get(backend.name, max(backend.zero_stages))
@@ -142,7 +142,7 @@ def _schedule(given: str | None, backend: Backend, pp: int, vpp: int) -> int:
             got=f"pp={pp}, vpp={vpp}",
             hint="use --vpp 1" if vpp > 1 else "use --pp 1",
         )
-    return SCHEDULES.index(one_of(given, "--schedule", possible) if given is not None else possible[0])  # type: ignore[arg-type]
+    return SCHEDULES.index(one_of(given, "--schedule", possible) if given is not None else possible[0])
 
 
 def _recompute(text: str, kinds: tuple[RecomputeKind, ...]) -> tuple[int, int]:
@@ -243,7 +243,7 @@ def _stages(text: str | None, context: CostContext, pp: int, vpp: int) -> tuple[
     stages = tuple(int(part) for part in parts)
     if len(stages) != count or sum(stages) != layers:
         raise InputError(
-            f"{len(stages)} stages with {sum(stages)} layers, but pp({pp}) * vpp({vpp}) = {count} and the model has {layers}",
+            f"{len(stages)} stages of {sum(stages)} layers, but pp({pp}) * vpp({vpp}) = {count} and layers = {layers}",
             where="--layers-per-stage",
             got=shown(text),
             allowed=f"{count} numbers that add up to {layers}",

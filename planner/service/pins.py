@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import get_args
 
 from planner.errors import InputError
-from planner.service.inputs import checked_int, one_of, shown
+from planner.service.inputs import checked_int, checked_text, one_of, shown
 from planner.service.requests import PinValue
-from planner.specs.strategy import OffloadDevice, RecomputeMode, Schedule
+from planner.specs.strategy import OffloadDevice, Schedule
 
 NUMBERS = {
     "tp": 1,
@@ -26,12 +26,11 @@ NUMBERS = {
 }
 """Pin -> least value."""
 WORDS = {
-    "recompute": get_args(RecomputeMode),
     "pipeline_schedule": get_args(Schedule),
     "offload": get_args(OffloadDevice),
 }
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-NAMES = (*NUMBERS, "sequence_parallel", *WORDS)
+NAMES = (*NUMBERS, "sequence_parallel", "recompute", *WORDS)
 
 
 def parse_pins(texts: Iterable[str]) -> dict[str, PinValue]:
@@ -61,6 +60,9 @@ def _value(name: str, text: str) -> PinValue:
     where = f"--pin {name}"
     if name in WORDS:
         return one_of(text, where, WORDS[name])
+    if name == "recompute":
+        # A mode, or a framework's own kind: which ones exist depends on model and framework, so the search decides.
+        return checked_text(text, where, "for example --pin recompute=full")[:100]
     if name == "sequence_parallel":
         return FLAGS[one_of(text.lower(), where, FLAGS)]
     if not (text.isascii() and text.isdigit()) or len(text) > 9:

@@ -6,10 +6,13 @@ turn them into specs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PinValue = int | str | bool
+Progress = Callable[[str], None]
+"""Told what a running search does."""
 
 
 @dataclass(frozen=True, kw_only=True)

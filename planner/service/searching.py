@@ -6,17 +6,19 @@ Ranks plans of several frameworks by the job's objective and turns "nothing fits
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from planner.backends import get_backend
+from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.evaluate import CostContext
-from planner.cost.evaluate import estimate as cost_estimate
 from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
 from planner.service.clusters import with_gpus
 from planner.service.document import merged_report
 from planner.service.failures import nothing_found
+from planner.service.requests import Progress
+from planner.service.why import why_best
 from planner.specs.batch import StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
@@ -25,7 +27,6 @@ from planner.specs.plan import Plan, Request, SearchReport
 if TYPE_CHECKING:
     from planner.search.outcome import Outcome
 
-Progress = Callable[[str], None]
 MAX_NODE_COUNTS = 24
 """Cluster sizes that the cost objective tries at most."""
 
@@ -132,16 +133,16 @@ def _plans(request: Request, name: str, outcome: Outcome) -> list[Plan]:
         return []
     context = CostContext(request.model, request.cluster, request.job, get_backend(name))
     rows: list[StrategyBatch] = [outcome.best, *outcome.alternatives]
-    why = why_best(outcome)
-    return [
+    plans = [
         Plan(
             backend=name,
             strategy=to_strategy(row, 0, context.recompute_kinds, request.job),
             estimate=cost_estimate(context, row),
-            why=why if position == 0 else (),
         )
-        for position, row in enumerate(rows)
+        for row in rows
     ]
+    plans[0] = plans[0].model_copy(update={"why": why_best(context, outcome.best, plans)})
+    return plans
 
 
 def objective_value(request: Request, plan: Plan) -> float:
@@ -170,6 +171,7 @@ def cheapest_cluster(
         )
     started = time.monotonic()
     tried: list[tuple[float, Cluster]] = []
+    first: PlannerError | None = None
     counts = node_counts(cluster.nodes)
     for position, nodes in enumerate(counts):
         part = cluster if nodes == cluster.nodes else with_gpus(cluster, nodes * cluster.gpus_per_node)
@@ -179,12 +181,12 @@ def cheapest_cluster(
         try:
             found = search_backends(request.model_copy(update={"cluster": part}), names, 1, left, progress)
         except (InfeasibleError, TimeLimitError) as problem:
-            if position == 0:
-                first: PlannerError = problem
+            # The error about the whole cluster is the one worth showing.
+            first = first or problem
             continue
         tried.append((found.best.estimate.step_time_s * part.gpus, part))
-    if not tried:
+    if first is not None and not tried:
         raise first
-    cost, chosen = min(tried, key=lambda item: (item[0], item[1].gpus))
+    _, chosen = min(tried, key=lambda item: (item[0], item[1].gpus))
     note = f"{chosen.gpus} of {cluster.gpus} GPUs give the lowest cost per token ({len(counts)} node counts were tried)"
     return chosen, note

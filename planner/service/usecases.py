@@ -1,18 +1,16 @@
 """The use cases: suggest a strategy, estimate a given one, render a plan.
 
-Everything the command line prints comes from the documents returned here; heavy parts (CP-SAT) are imported when a search runs.
+Everything the command line prints comes from the documents returned here; CP-SAT is imported only when a search runs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from planner.backends import BACKENDS, get_backend
+from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.evaluate import CostContext
-from planner.cost.evaluate import estimate as cost_estimate
 from planner.errors import InputError
 from planner.service.clusters import resolve_cluster
 from planner.service.document import make_document
@@ -22,15 +20,13 @@ from planner.service.jobs import resolve_job
 from planner.service.layout import check_rules, resolve_layout
 from planner.service.models import resolve_model
 from planner.service.pins import parse_pins
-from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
+from planner.service.requests import ClusterInput, JobInput, PlanRequest, Progress, StrategyInput
 from planner.service.searching import cheapest_cluster, search_backends
 from planner.specs.convert import from_strategy, to_strategy
 from planner.specs.plan import Assumption, Plan, PlanDocument, Request, SearchReport
 
 MAX_TOP = 50
 MAX_TIME_LIMIT_S = 86_400.0
-
-Progress = Callable[[str], None]
 
 
 class _Question:
@@ -52,8 +48,8 @@ class _Question:
 def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocument:
     """The best strategy for the request, its alternatives and the best of every backend that was asked.
 
-    Raises InfeasibleError when nothing fits, TimeLimitError when the limit ends the search before anything was found, and
-    Interrupted, with the document of what was found until then, on Ctrl-C.
+    Raises InfeasibleError when nothing fits, TimeLimitError when the limit ends the search before anything was found,
+    and Interrupted, with the document of what was found until then, on Ctrl-C.
     """
     names = tuple(BACKENDS) if request.backend == "auto" else (request.backend,)
     one_of(request.backend, "--backend", ("auto", *BACKENDS))
@@ -93,7 +89,7 @@ def estimate(
     *,
     backend: str = "megatron",
 ) -> PlanDocument:
-    """Step time and memory of a stated strategy, by the same code that the search uses; whether it fits is in the answer."""
+    """Step time and memory of a stated strategy, by the code that the search uses; the answer says whether it fits."""
     chosen = get_backend(backend)
     question = _Question(model, cluster, job)
     context = CostContext(question.model, question.cluster, question.job, chosen)
@@ -135,13 +131,13 @@ def _context_of(document: PlanDocument) -> CostContext:
     return CostContext(request.model, request.cluster, request.job, get_backend(document.best.backend))
 
 
-def render_document(document: PlanDocument, *, launcher: Launcher = "torchrun", **options: Any) -> dict[str, str]:
+def render_document(document: PlanDocument, *, launcher: str = "torchrun") -> dict[str, str]:
     """The files that start the best plan of a document: relative path -> text.  Refuses a plan that breaks a rule."""
     from planner.render import render_plan
 
     context = _context_of(document)
     check_rules(context, from_strategy(document.best.strategy, context.recompute_kinds))
-    return render_plan(document, launcher=launcher, **options)
+    return render_plan(document, launcher=launcher)
 
 
 def check_folder(folder: Path) -> None:

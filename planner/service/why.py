@@ -28,19 +28,58 @@ def why_best(context: CostContext, row: StrategyBatch, plans: Sequence[Plan]) ->
     )
 
 
-def time_parts(plan: Plan) -> dict[str, float]:
-    """Named parts of the step, in the order of the breakdown."""
-    node: Breakdown = plan.estimate.time
+LOSSES = {
+    "tensor-parallel traffic": "TP traffic",
+    "context-parallel traffic": "CP traffic",
+    "expert-parallel traffic": "EP traffic",
+    "parameter and gradient traffic": "sharding",
+    "stage-to-stage traffic": "PP traffic",
+    "exposed gradient traffic": "gradients",
+    "pipeline bubble": "bubble",
+    "waiting for the slowest GPU": "stragglers",
+    "kernel launches": "launches",
+    "recomputation": "recompute",
+    "host optimizer": "offload",
+}
+"""Parts of a step that are not the model's own arithmetic, with a short name for tables."""
+
+
+def summands(node: Breakdown) -> tuple[Breakdown, ...]:
+    """What a quantity is the sum of; where it is a maximum, the summands of the largest child."""
     while node.combine == "max" and node.children:
         node = max(node.children, key=lambda child: child.value)
-    return {part.name: part.value for part in node.children} or {node.name: node.value}
+    return node.children or (node,)
+
+
+def time_parts(plan: Plan) -> dict[str, float]:
+    """Seconds of the named parts of a step down to the leaves, in the order of the breakdown."""
+    parts: dict[str, float] = {}
+    waiting = list(summands(plan.estimate.time))
+    while waiting:
+        node = waiting.pop(0)
+        if node.combine == "sum" and node.children:
+            waiting = [*node.children, *waiting]
+        else:
+            parts[node.name] = parts.get(node.name, 0.0) + node.value
+    return parts
+
+
+def largest_loss(plan: Plan) -> tuple[str, float]:
+    """Short name and share of the largest part of the step that is not arithmetic."""
+    losses = {name: value for name, value in time_parts(plan).items() if name in LOSSES}
+    if not losses:
+        return "none", 0.0
+    name = max(losses, key=lambda key: losses[key])
+    return LOSSES[name], losses[name] / plan.estimate.step_time_s
 
 
 def _where_time_goes(plan: Plan) -> list[str]:
-    parts = sorted(time_parts(plan).items(), key=lambda item: -item[1])
     total = plan.estimate.step_time_s
-    named = [f"{name} {percent(value / total)}" for name, value in parts[:3] if value >= NOTABLE_SHARE * total]
-    return [f"of the step: {', '.join(named)}"] if named else []
+    parts = time_parts(plan)
+    losses = sorted(((value, name) for name, value in parts.items() if name in LOSSES), reverse=True)
+    arithmetic = total - sum(value for value, _ in losses)
+    named = [f"{name} {percent(value / total)}" for value, name in losses[:3] if value >= NOTABLE_SHARE * total]
+    return [", ".join([f"{percent(arithmetic / total)} of the step is the model's arithmetic", *named])]
 
 
 def _needs(context: CostContext, row: StrategyBatch) -> tuple[float, bool]:
@@ -57,7 +96,9 @@ def _what_recompute_buys(context: CostContext, row: StrategyBatch) -> list[str]:
     needed, fit = _needs(context, row.with_values(recompute_kind=none, recompute_layers=0))
     if fit:
         return []
-    return [f"recompute {kind.id}: without it a GPU would need up to {gib(needed)} of {gib(context.memory_limit_bytes)}"]
+    return [
+        f"recompute {kind.id}: without it a GPU would need up to {gib(needed)} of {gib(context.memory_limit_bytes)}"
+    ]
 
 
 def _what_sharding_buys(context: CostContext, row: StrategyBatch) -> list[str]:
@@ -79,7 +120,7 @@ def mesh_text(plan: Plan) -> str:
 
 
 def _why_behind(best: Plan, other: Plan) -> str:
-    """One sentence on a plan that is ranked behind: how much slower, and which part of the step makes the difference."""
+    """One sentence on a plan ranked behind: how much slower, and which part of the step makes the difference."""
     step, slower = best.estimate.step_time_s, other.estimate.step_time_s
     head = f"next, {mesh_text(other)}: {duration(slower)}, {percent(abs(slower / step - 1))} "
     head += "slower" if slower >= step else "faster but with more memory"

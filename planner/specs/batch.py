@@ -75,7 +75,7 @@ class StrategyBatch:
 
     def grad_accum(self, global_batch: int) -> IntArray:
         """Micro-batches of one step on one data-parallel replica (floor; a rule demands divisibility)."""
-        return np.maximum(global_batch // (self.micro_batch * self.dp), 1)
+        return np.asarray(np.maximum(global_batch // (self.micro_batch * self.dp), 1))
 
     @classmethod
     def concatenate(cls, batches: Sequence[StrategyBatch]) -> StrategyBatch:

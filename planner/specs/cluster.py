@@ -1,7 +1,7 @@
 """The hardware a job runs on: accelerator, node, network, and what each of them can do at best.
 
-Peak rates are dense figures and link bandwidths are one direction; measured plateaus stand beside them with their source.
-"""
+Peak rates are dense figures and link bandwidths are one direction; measured plateaus stand beside them with their
+source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Between the two forms of a strategy: the document that people and frameworks read, and the arrays that are evaluated.
+"""Between the two forms of a strategy: the document that people and frameworks read, and the arrays that are
+evaluated.
 
 Both directions need the backend's recompute kinds, because a batch holds only an index into them.
 """
@@ -69,9 +70,7 @@ def _recompute(kind: Kind, most: int, layers: tuple[int, ...]) -> Recompute:
         return Recompute()
     if not kind.layer_count or most >= max(layers):
         return Recompute(mode=kind.mode, modules=kind.modules)
-    return Recompute(
-        mode=kind.mode, modules=kind.modules, layers_per_stage=tuple(min(most, count) for count in layers)
-    )
+    return Recompute(mode=kind.mode, modules=kind.modules, layers_per_stage=tuple(min(most, count) for count in layers))
 
 
 def from_strategy(strategy: Strategy, kinds: Sequence[Kind]) -> StrategyBatch:

@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from planner.specs.base import Spec
 
 Mixer = Literal["attention", "window", "mla", "mamba", "gdn", "none"]
-"""What mixes tokens in a layer: full attention, sliding-window attention, latent attention, Mamba-2, gated delta net."""
+"""What mixes tokens in a layer: full attention, sliding-window attention, latent attention, Mamba-2, gated delta
+net."""
 
 Mlp = Literal["dense", "moe", "none"]
 """What follows the mixer in a layer."""
@@ -155,14 +156,17 @@ class ModelSpec(Spec):
     """Attention and MLP read the same input (GPT-J, Falcon)."""
     final_norm: bool = True
     other_params: int = Field(default=0, ge=0)
-    """Parameters outside the text decoder that the release counts (vision tower, projector); not trained by the plan."""
+    """Parameters outside the text decoder that the release counts (vision tower, projector); not trained by the
+    plan."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelSpec:
         if self.attention == "mla" and self.mla is None:
             raise ValueError("attention 'mla' needs the mla dimensions")
         if self.heads % self.kv_heads and self.mla is None:
-            raise ValueError(f"heads({self.heads}) % kv_heads({self.kv_heads}) = {self.heads % self.kv_heads}, must be 0")
+            raise ValueError(
+                f"heads({self.heads}) % kv_heads({self.kv_heads}) = {self.heads % self.kv_heads}, must be 0"
+            )
         if self.pattern is not None:
             if len(self.pattern) != self.layers:
                 raise ValueError(f"pattern has {len(self.pattern)} letters, but layers = {self.layers}")

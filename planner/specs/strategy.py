@@ -1,7 +1,7 @@
 """One way to run a job: the degrees of every kind of parallelism, sharding, recomputation and offload.
 
-``Strategy`` is the document form (plan.json, the API); ``StrategyBatch`` in batch.py is the array form that the cost model evaluates.
-"""
+``Strategy`` is the document form (plan.json, the API); ``StrategyBatch`` in batch.py is the array form that the cost
+model evaluates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Offload(Spec):
     @model_validator(mode="after")
     def _device_named(self) -> Offload:
         if (self.optimizer > 0) != (self.device != "none"):
-            raise ValueError(f"offload.optimizer({self.optimizer:g}) and offload.device({self.device}) contradict each other")
+            raise ValueError(
+                f"offload.optimizer({self.optimizer:g}) and offload.device({self.device}) contradict each other"
+            )
         return self
 
 
@@ -51,7 +53,8 @@ class Strategy(Spec):
     tp: int = Field(default=1, ge=1)
     """Tensor-parallel ranks."""
     sequence_parallel: bool = False
-    """Activations outside the tensor-parallel matrices are split over the tp ranks too (Megatron sequence parallelism)."""
+    """Activations outside the tensor-parallel matrices are split over the tp ranks too (Megatron sequence
+    parallelism)."""
     cp: int = Field(default=1, ge=1)
     """Ranks that share one sequence (context parallelism; DeepSpeed: Ulysses)."""
     pp: int = Field(default=1, ge=1)
@@ -60,7 +63,8 @@ class Strategy(Spec):
     """Virtual stages (model chunks) of one pipeline rank."""
     pipeline_schedule: Schedule = "none"
     layers_per_stage: tuple[int, ...] = ()
-    """Layers of each of the pp * vpp virtual stages in model order; virtual stage k runs on pipeline rank k mod pp."""
+    """Layers of each of the pp * vpp virtual stages in model order; virtual stage k runs on pipeline rank k mod
+    pp."""
     ep: int = Field(default=1, ge=1)
     """Ranks over which the experts of one layer are spread."""
     etp: int = Field(default=1, ge=1)

@@ -35,6 +35,7 @@ _FOUR_TIMES_HIDDEN = frozenset({"gpt2", "gptj", "bloom", "falcon", "mpt"})
 _OPT_POSITION_OFFSET = 2
 """OPT reserves two rows of its position table."""
 _DEFAULT_CONTEXT = 4096
+_MOST_LAYERS = 10_000
 
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "relu", "relu2"]] = {
     "silu": "silu",
@@ -50,13 +51,26 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "relu", "relu2"]] = {
 def build_spec(fields: Fields, family_id: str, family: Family, name: str, notes: list[str]) -> ModelSpec:
     """The specification of the decoder that ``fields`` describes; remarks for the user are appended to ``notes``."""
     fields = fields.with_defaults(dict(family.defaults))
-    hidden, layers, heads = fields.required(*HIDDEN), fields.required(*LAYERS), fields.required(*HEADS)
+    try:
+        return ModelSpec.model_validate({"name": name, **_values(fields, family_id, family, notes)})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"the dimensions do not fit together: {first['msg'].removeprefix('Value error, ')}",
+            where=f"{fields.where}: {field}" if field else fields.where,
+            hint="compare the file with the published config.json of the model",
+        ) from None
+
+
+def _values(fields: Fields, family_id: str, family: Family, notes: list[str]) -> dict[str, Any]:
+    hidden, heads = fields.required(*HIDDEN), fields.required(*HEADS)
+    layers = fields.required(*LAYERS, maximum=_MOST_LAYERS)
     mla, moe = read_mla(fields), read_moe(fields, family, layers)
     pattern = read_pattern(fields, layers)
     context = _context(fields, notes)
     kv_heads = heads if mla else fields.integer(*_KV_HEADS, minimum=1) or heads
     values: dict[str, Any] = {
-        "name": name,
         "layers": layers,
         "hidden": hidden,
         "ffn": _ffn(fields, family_id, hidden),
@@ -86,20 +100,7 @@ def build_spec(fields: Fields, family_id: str, family: Family, name: str, notes:
         values |= {"embedding_width": fields.required("embedding_width"), "embedding_projections": True}
     if values["mtp_layers"]:
         notes.append("multi-token-prediction blocks are trained too but not counted in the parameter total")
-    return _validated(values, fields)
-
-
-def _validated(values: dict[str, Any], fields: Fields) -> ModelSpec:
-    try:
-        return ModelSpec.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"the dimensions do not fit together: {first['msg'].removeprefix('Value error, ')}",
-            where=f"{fields.where}: {field}" if field else fields.where,
-            hint="compare the file with the published config.json of the model",
-        ) from None
+    return values
 
 
 def _context(fields: Fields, notes: list[str]) -> int:

@@ -1,7 +1,7 @@
 """Translates configurations that use other words into the usual Hugging Face keys.
 
-Covers the nested blocks of MPT and DBRX, the switches of Falcon, ChatGLM and OPT, and the files that Meta and DeepSeek ship
-for their own inference code.
+Covers the nested blocks of MPT and DBRX, the switches of Falcon, ChatGLM and OPT, and the files that Meta and DeepSeek
+ship for their own inference code.
 """
 
 from __future__ import annotations

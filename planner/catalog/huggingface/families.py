@@ -1,7 +1,7 @@
 """What a model type implies although its config.json does not say it: biases, norms, tying, defaults of absent keys.
 
-Source of every row: the configuration and modelling classes of huggingface/transformers for that model type (or the remote
-code of the release where the hub carries its own), as of 2026-08, checked by the parameter totals of the catalogue.
+Source of every row: the configuration and modelling classes of huggingface/transformers for that model type (or the
+release's own code where the hub carries it), as of 2026-08; parameter totals of released checkpoints test most rows.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from planner.specs.model import BiasSpec
+
+_NONE = BiasSpec()
+_ALL = BiasSpec(qkv=True, out=True, mlp=True)
+_QKV = BiasSpec(qkv=True)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Family:
     qk_norm_key: str = ""
     """The flag that switches the query/key norm on; empty: always as ``qk_norm`` says."""
     position: Literal["rope", "learned", "alibi", "none"] = "rope"
-    bias: BiasSpec = BiasSpec()
+    bias: BiasSpec = _NONE
     """Biases when no key speaks of them."""
     attention_bias_covers: Literal["all", "qkv"] = "all"
     """Whether the key attention_bias includes the output projection."""
@@ -51,8 +55,6 @@ class Family:
     """Class defaults of keys that may be absent."""
 
 
-_ALL = BiasSpec(qkv=True, out=True, mlp=True)
-_QKV = BiasSpec(qkv=True)
 _LLAMA = Family()
 _QWEN2 = Family(bias=_QKV, window_opt_in=True, defaults={"use_sliding_window": False})
 _QWEN3 = Family(qk_norm="per_head", window_opt_in=True, defaults={"head_dim": 128})
@@ -154,7 +156,6 @@ FAMILIES: dict[str, Family] = {
 
 _ARCHITECTURES = {
     "llama": "llama",
-    "llamaforcausallm": "llama",
     "yi": "llama",
     "mistral": "mistral",
     "internlm2": "internlm2",
@@ -167,13 +168,13 @@ _ARCHITECTURES = {
     "deepseekv2": "deepseek_v2",
 }
 
-_SAME_AS = {"Yi": "yi", "gemma2_text": "gemma2", "rw": "falcon", "refinedweb": "falcon", "refinedwebmodel": "falcon"}
+_SAME_AS = {"gemma2_text": "gemma2", "rw": "falcon", "refinedweb": "falcon", "refinedwebmodel": "falcon"}
 
 
 def family_name(model_type: str | None, architectures: list[Any]) -> str | None:
     """The key of ``FAMILIES`` for a configuration, by model_type first, by architecture class otherwise."""
     if model_type:
-        name = _SAME_AS.get(model_type, model_type).lower()
+        name = model_type.lower()
         return _SAME_AS.get(name, name)
     for architecture in architectures:
         stem = str(architecture).lower().removesuffix("forcausallm").removesuffix("model")

@@ -33,20 +33,20 @@ class Fields:
         """The first of the names that is there and not null."""
         return next((name for name in names if self.data.get(name) is not None), None)
 
-    def integer(self, *names: str, minimum: int = 0) -> int | None:
+    def integer(self, *names: str, minimum: int = 0, maximum: int = _LARGEST) -> int | None:
         """A whole number under the first name that is set; None when none is."""
         name = self.first(*names)
         if name is None:
             return None
         value = self.data[name]
         whole = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and value.is_integer())
-        if isinstance(value, bool) or not whole or not minimum <= value <= _LARGEST:
-            raise self.fail(name, "is not a usable number", allowed=f"a whole number from {minimum} to {_LARGEST}")
+        if isinstance(value, bool) or not whole or not minimum <= value <= maximum:
+            raise self.fail(name, "is not a usable number", allowed=f"a whole number from {minimum} to {maximum}")
         return int(value)
 
-    def required(self, *names: str) -> int:
+    def required(self, *names: str, maximum: int = _LARGEST) -> int:
         """A positive whole number that must be there."""
-        value = self.integer(*names, minimum=1)
+        value = self.integer(*names, minimum=1, maximum=maximum)
         if value is None:
             others = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
             raise InputError(

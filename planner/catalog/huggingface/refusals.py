@@ -108,7 +108,7 @@ def _unsupported(fields: Fields, model_type: str, reason: str) -> InputError:
         f"model type {model_type!r} is not supported: {reason}",
         where=fields.where,
         got=model_type,
-        allowed="decoder-only transformers with equal layers, dense or mixture of experts, and the hybrids of the catalogue",
+        allowed="decoder-only transformers, dense or mixture of experts, and the hybrids of the catalogue",
         hint="`planner models` lists what is known; plan with the closest of these",
     )
 
@@ -124,7 +124,7 @@ def _nas_counts(fields: Fields) -> str:
 
 
 def _jamba_counts(fields: Fields) -> str:
-    layers = fields.required("num_hidden_layers")
+    layers = fields.required("num_hidden_layers", maximum=10_000)
 
     def periodic(kind: str, default_period: int, default_offset: int) -> int:
         period = fields.integer(f"{kind}_layer_period", minimum=1) or default_period

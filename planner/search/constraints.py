@@ -1,0 +1,155 @@
+"""What every decision of a candidate must keep, one function a constraint.
+
+Coefficients come from the stage model and become integers in scaling.py only; memory is rounded to the safe side, so no solution
+can break the limit that is checked in floating point afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ortools.sat.python import cp_model
+
+from planner.search.inner import Inner
+from planner.search.scaling import to_integer, to_integers, unit_for
+from planner.search.variables import Expr, Variables
+
+
+@dataclass(frozen=True)
+class Units:
+    """Seconds of one time unit (slowest) and one objective unit, bytes of one memory unit."""
+
+    time_s: float
+    objective_s: float
+    memory_bytes: float
+
+
+def add_constraints(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> list[Expr]:
+    """All constraints; returns each rank's peak memory expressions in memory units (before the limit is applied)."""
+    if not variables.edges:
+        _all_layers_placed(model, variables, inner)
+        if inner.group.counted[0]:
+            _recomputation_realisable(model, variables, inner)
+        if _middle_ranks_ordered(inner):
+            _order_middle_ranks(model, variables)
+    _slowest_rank(model, variables, inner, units)
+    _longest_tail(model, variables, inner, units)
+    peaks = _peaks(variables, inner, units)
+    _memory_limit(model, peaks, inner, units)
+    if inner.group.steps[0]:
+        _host_limit(model, variables, inner)
+    return peaks
+
+
+def _all_layers_placed(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
+    """Ensures that the ranks together hold every layer once."""
+    model.add(sum(rank[0] for rank in variables.layers) == inner.layers)
+
+
+def _recomputation_realisable(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
+    """Ensures that some split of a rank's layers into chunks recomputes exactly the rank's number.
+
+    With at most N in each of v chunks of at least one layer, every number from min(l, N + v - 1), all surplus in one chunk,
+    to min(l, v * N), equal chunks, can be had.
+    """
+    v = inner.group.vpp
+    for (layers,), (recomputed,) in zip(variables.layers, variables.recomputed, strict=True):
+        if v == 1:
+            model.add_min_equality(recomputed, [layers, variables.most])
+            continue
+        fewest = model.new_int_var(0, inner.layers, "")
+        model.add_min_equality(fewest, [layers, variables.most + v - 1])
+        model.add(recomputed >= fewest)
+        model.add(recomputed <= layers)
+        model.add(recomputed <= v * variables.most)
+
+
+def _middle_ranks_ordered(inner: Inner) -> bool:
+    """Whether middle ranks can be sorted without loss: later ones hold no more micro-batches, and layers decide the rest."""
+    flight = inner.model.in_flight[0, 1:-1]
+    return bool((flight[:-1] >= flight[1:]).all()) and (inner.group.vpp == 1 or not inner.group.counted[0])
+
+
+def _order_middle_ranks(model: cp_model.CpModel, variables: Variables) -> None:
+    """Ensures that of all equally good arrangements of the middle ranks only the ascending one is searched."""
+    middle = variables.layers[1:-1]
+    for (earlier,), (later,) in zip(middle, middle[1:], strict=False):
+        model.add(earlier <= later)
+
+
+def _slowest_rank(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> None:
+    """Ensures that ``slowest`` is at least every rank's time of one micro-batch."""
+    m, last = inner.model, inner.group.pp - 1
+    layer = to_integers(m.layer_time_s[0], units.time_s, "nearest")
+    again = to_integers(m.recompute_time_s[0], units.time_s, "nearest")
+    first_end = to_integer(float(m.first_time_s[0]), units.time_s, "nearest")
+    last_end = to_integer(float(m.last_time_s[0]), units.time_s, "nearest")
+    for rank, (counts, recomputed) in enumerate(zip(variables.layers, variables.recomputed, strict=True)):
+        ends = (first_end if rank == 0 else 0) + (last_end if rank == last else 0)
+        model.add(variables.slowest >= _dot(layer, counts) + _dot(again, recomputed) + ends)
+
+
+def _longest_tail(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> None:
+    """Ensures that ``tail`` is at least every rank's optimizer step after its exposed traffic."""
+    m, last, steps = inner.model, inner.group.pp - 1, max(int(inner.group.steps[0]), 1)
+    share, unit = float(m.reduce_window_share[0]), units.objective_s
+    work = to_integers(m.layer_optimizer_time_s[0], unit, "nearest")
+    offload = to_integers(m.layer_offload_time_s[0] / steps, unit, "nearest")
+    exposed = to_integers(m.layer_reduce_time_s[0] - share * m.layer_time_s[0], unit, "nearest")
+    hidden = to_integers(share * m.recompute_time_s[0], unit, "nearest")
+    floor = to_integer(float(m.reduce_floor_s[0]), unit, "nearest")
+    for rank in range(inner.group.pp):
+        at = [float(rank == 0), float(rank == last)]
+        fixed = at[0] * m.first_optimizer_time_s[0] + at[1] * m.last_optimizer_time_s[0]
+        each = at[0] * m.first_offload_time_s[0] + at[1] * m.last_offload_time_s[0]
+        traffic = at[0] * (m.first_reduce_time_s[0] - share * m.first_time_s[0])
+        traffic += at[1] * (m.last_reduce_time_s[0] - share * m.last_time_s[0])
+        done = _dot(work, variables.layers[rank]) + _dot(offload, variables.offloaded[rank])
+        done += to_integer(float(fixed), unit, "nearest") + to_integer(float(each / steps), unit, "nearest") * variables.step
+        rest = _dot(exposed, variables.layers[rank]) - _dot(hidden, variables.recomputed[rank])
+        model.add(variables.tail >= done + floor)
+        model.add(variables.tail >= done + rest + to_integer(float(traffic), unit, "nearest"))
+
+
+def _peaks(variables: Variables, inner: Inner, units: Units) -> list[Expr]:
+    """Upper bounds of each rank's memory in the forward/backward phase and in the optimizer step, in memory units."""
+    m, last, steps, unit = inner.model, inner.group.pp - 1, max(int(inner.group.steps[0]), 1), units.memory_bytes
+    peaks: list[Expr] = []
+    removed = to_integers(m.layer_offloadable_bytes[0] / steps, unit, "down")
+    temporary = to_integers(m.layer_state_bytes[0] + m.step_temporary_layer_bytes[0], unit, "up")
+    for rank in range(inner.group.pp):
+        at = [float(rank == 0), float(rank == last)]
+        flight = float(m.in_flight[0, rank])
+        kept = to_integers(m.layer_state_bytes[0] + flight * m.layer_activation_bytes[0], unit, "up")
+        spared = to_integers(flight * m.recompute_saved_bytes[0], unit, "down")
+        ends = at[0] * m.first_state_bytes[0] + at[1] * m.last_state_bytes[0]
+        end_removed = (at[0] * m.first_offloadable_bytes[0] + at[1] * m.last_offloadable_bytes[0]) / steps
+        moved = _dot(removed, variables.offloaded[rank]) + to_integer(float(end_removed), unit, "down") * variables.step
+        running = m.fixed_bytes[0] + at[0] * flight * m.first_activation_bytes[0] + at[1] * m.last_fixed_bytes[0]
+        forward = _dot(kept, variables.layers[rank]) - _dot(spared, variables.recomputed[rank])
+        peaks.append(forward - moved + to_integer(float(ends + running), unit, "up"))
+        peaks.append(_dot(temporary, variables.layers[rank]) - moved + to_integer(float(ends), unit, "up"))
+    return peaks
+
+
+def _memory_limit(model: cp_model.CpModel, peaks: list[Expr], inner: Inner, units: Units) -> None:
+    """Ensures that no rank exceeds the GPU's memory in any phase."""
+    limit = to_integer(float(inner.budget_bytes[0]), units.memory_bytes, "down")
+    for peak in peaks:
+        model.add(peak <= limit)
+
+
+def _host_limit(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
+    """Ensures that a node full of the worst rank fits into host memory."""
+    m, last, steps = inner.model, inner.group.pp - 1, int(inner.group.steps[0])
+    room = inner.limits.host_bytes / float(m.local_ranks[0]) - float(m.fixed_host_bytes[0])
+    unit = unit_for(max(room, 1.0))
+    layer = to_integers(m.layer_host_bytes[0] / steps, unit, "up")
+    for rank in range(inner.group.pp):
+        ends = (float(rank == 0) * m.first_host_bytes[0] + float(rank == last) * m.last_host_bytes[0]) / steps
+        used = _dot(layer, variables.offloaded[rank]) + to_integer(float(ends), unit, "up") * variables.step
+        model.add(used <= to_integer(room, unit, "down"))
+
+
+def _dot(coefficients: list[int], counts: list[Expr]) -> Expr:
+    return sum(c * count for c, count in zip(coefficients, counts, strict=True))

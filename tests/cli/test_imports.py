@@ -1,0 +1,50 @@
+"""Start-up stays light: help and the bare import load nothing heavy, and no command loads a training framework."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("ortools", "numpy", "torch", "fastapi", "pandas", "jinja2", "pydantic", "yaml")
+
+
+def loaded(code: str) -> set[str]:
+    """Heavy modules that a fresh interpreter has loaded after ``code``."""
+    script = f"import sys\n{code}\nsys.stderr.write(' '.join(m for m in {HEAVY!r} if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stderr.split())
+
+
+def test_import_is_light() -> None:
+    """``import planner`` loads neither solver, web framework, numpy nor pydantic."""
+    assert loaded("import planner") == set()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["suggest", "--help"], ["estimate", "--help"], ["--version"]], ids=" ".join
+)
+def test_help_is_light(arguments: list[str]) -> None:
+    """Help and version load nothing that a search needs."""
+    assert loaded(f"from planner.cli.app import run\nassert run({arguments!r}) == 0") == set()
+
+
+@pytest.mark.parametrize("arguments", [["models", "--json"], ["gpus", "--json"], ["backends", "--json"]], ids=" ".join)
+def test_listings_need_no_solver(arguments: list[str]) -> None:
+    """Looking something up loads neither CP-SAT nor a framework."""
+    assert (
+        loaded(f"from planner.cli.app import run\nassert run({arguments!r}) == 0") & {"ortools", "torch", "fastapi"}
+        == set()
+    )
+
+
+def test_public_names() -> None:
+    """``__all__`` is sorted, importable, and equal to what can be reached lazily."""
+    import planner
+
+    assert planner.__all__ == sorted(planner.__all__)
+    for name in planner.__all__:
+        assert getattr(planner, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'suggestt'"):
+        _ = planner.suggestt
