@@ -107,7 +107,7 @@ def suggest(
         time_limit_s=time_limit,
     )
     if out is not None:
-        service.check_folder(out)
+        service.check_output(out, launcher)
     interrupted = False
     with console.progress(quiet=as_json) as report:
         try:

@@ -6,6 +6,7 @@ Reads top-down: verdict, ranked plans, where memory and time go, why, assumption
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
         console.print(line)
     _notes(console, "Why", document.best.why)
     _notes(console, "Warnings", document.warnings, style="yellow")
-    _notes(console, "Assumed", [_assumption(assumption) for assumption in document.assumptions])
+    _notes(console, "Assumed", _assumption_lines(document.assumptions))
     if searched:
         _search_line(console, document)
     _next(console, document, written)
@@ -189,17 +190,20 @@ def _notes(console: Console, title: str, lines: Sequence[str], style: str = "") 
 
 
 def _bullet(console: Console, line: str, style: str = "") -> None:
-    # The text is indented as a block, so wrapped lines stay under their first word.
-    body = Padding(Text(line, style=style), (0, 0, 0, 4))
-    with console.capture() as capture:
-        console.print(body)
-    console.print(Text.from_ansi("  - " + capture.get().rstrip("\n")[4:]))
+    wrapped = textwrap.wrap(
+        line, console.width, initial_indent="  - ", subsequent_indent="    ", break_long_words=False
+    )
+    console.print(Text("\n".join(wrapped), style=style))
 
 
-def _assumption(assumption: Assumption) -> str:
-    value = assumption.value
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{assumption.field} = {shown}: {assumption.why}"
+def _assumption_lines(assumptions: Sequence[Assumption]) -> list[str]:
+    """One line a reason: what came from the same place stands together."""
+    by_reason: dict[str, list[str]] = {}
+    for assumption in assumptions:
+        value = assumption.value
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        by_reason.setdefault(assumption.why, []).append(f"{assumption.field.rsplit('.', 1)[-1]} = {shown}")
+    return [f"{', '.join(values)}: {why}" for why, values in by_reason.items()]
 
 
 def _search_line(console: Console, document: PlanDocument) -> None:

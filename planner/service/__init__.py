@@ -8,7 +8,7 @@ from planner.service.jobs import resolve_job
 from planner.service.models import resolve_model
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
 from planner.service.usecases import (
-    check_folder,
+    check_output,
     estimate,
     estimate_document,
     render_document,
@@ -22,7 +22,7 @@ __all__ = [
     "JobInput",
     "PlanRequest",
     "StrategyInput",
-    "check_folder",
+    "check_output",
     "estimate",
     "estimate_document",
     "list_backends",

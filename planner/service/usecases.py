@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import get_args
 
 from planner.backends import BACKENDS, get_backend
 from planner.cost.estimate import estimate as cost_estimate
@@ -140,8 +141,11 @@ def render_document(document: PlanDocument, *, launcher: str = "torchrun") -> di
     return render_plan(document, launcher=launcher)
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse an output folder that cannot be one, before a search is spent on it."""
+def check_output(folder: Path, launcher: str) -> None:
+    """Refuse an output folder or launcher that cannot be used, before a search is spent on it."""
+    from planner.render.launch import Launcher
+
+    one_of(launcher, "--launcher", get_args(Launcher))
     try:
         bad = folder.exists() and not folder.is_dir()
     except (OSError, ValueError):

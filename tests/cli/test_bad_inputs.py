@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 
-GOOD = ["suggest", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100"]
+GOOD = ["suggest", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100"]
 
 OPTIONS = {
     "zero gpus": ["--gpus", "0"],
@@ -125,7 +125,7 @@ def test_cluster_files(cli: Cli, content: bytes, tmp_path: Path) -> None:
     """A cluster file that cannot be used is refused with a hint and its name."""
     path = tmp_path / "cluster.yaml"
     path.write_bytes(content)
-    message = refused(cli, ["suggest", "--model", "llama3-8b", "--cluster", str(path)], tmp_path)
+    message = refused(cli, ["suggest", "--model", "llama-3.1-8b", "--cluster", str(path)], tmp_path)
     assert len(message) < 2000
 
 
@@ -181,7 +181,7 @@ ESTIMATES = {
     "too many stages": ["--pp", "8", "--vpp", "100000"],
     "batch not divisible": ["--global-batch", "7"],
     "experts without experts": ["--ep", "2"],
-    "plan and options": ["plan.json", "--model", "llama3-8b"],
+    "plan and options": ["plan.json", "--model", "llama-3.1-8b"],
 }
 
 
@@ -189,7 +189,7 @@ ESTIMATES = {
 def test_estimates(cli: Cli, extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that cannot exist is refused before anything is estimated."""
     monkeypatch.chdir(tmp_path)
-    base = ["estimate", "--model", "llama3-8b", "--gpus", "8", "--gpu", "h100"]
+    base = ["estimate", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100"]
     refused(cli, extra if extra[0] == "estimate" else [*base, *extra], tmp_path)
 
 
@@ -209,7 +209,7 @@ def refused_cluster(cli: Cli, folder: Path, content: str) -> str:
     """The message about a cluster file."""
     path = folder / "cluster.yaml"
     path.write_text(content, encoding="utf-8")
-    return refused(cli, ["suggest", "--model", "llama3-8b", "--cluster", str(path)], folder)
+    return refused(cli, ["suggest", "--model", "llama-3.1-8b", "--cluster", str(path)], folder)
 
 
 def test_nearest_batch(cli: Cli, tmp_path: Path) -> None:

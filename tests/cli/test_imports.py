@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("ortools", "numpy", "torch", "fastapi", "pandas", "jinja2", "pydantic", "yaml")
+HEAVY = ("ortools", "numpy", "torch", "fastapi", "pandas", "jinja2", "yaml")
 
 
 def loaded(code: str) -> set[str]:
@@ -18,7 +18,7 @@ def loaded(code: str) -> set[str]:
 
 
 def test_import_is_light() -> None:
-    """``import planner`` loads neither solver, web framework, numpy nor pydantic."""
+    """``import planner`` loads neither solver, web framework nor numpy."""
     assert loaded("import planner") == set()
 
 

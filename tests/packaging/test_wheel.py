@@ -1,0 +1,90 @@
+"""The wheel holds the package, its data and its templates, nothing generic, and works outside the checkout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command in ``folder``, its output kept."""
+    return subprocess.run([str(part) for part in command], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built by the backend alone: no network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, folder=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_contents(wheel: Path) -> None:
+    """One top-level package; every data file, every template and the type marker are inside."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"planner"}
+    for path in (ROOT / "planner").rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            assert path.relative_to(ROOT).as_posix() in names
+    templates = [path for path in (ROOT / "templates").rglob("*") if path.is_file()]
+    assert templates
+    for path in templates:
+        assert f"planner/{path.relative_to(ROOT).as_posix()}" in names
+    assert "planner/py.typed" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+def test_metadata(wheel: Path) -> None:
+    """Name, command and version are the published ones, and no test tool is required."""
+    archive = zipfile.ZipFile(wheel)
+    info = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+    metadata = archive.read(info).decode()
+    scripts = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
+    from planner import __version__
+
+    assert "Name: parallel-planner\n" in metadata
+    assert f"Version: {__version__}\n" in metadata
+    assert "planner = planner.cli.app:main" in scripts
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert {line.split()[1].split(">")[0] for line in required} == {
+        "jinja2", "numpy", "ortools", "pydantic", "pyyaml", "rich", "typer",
+    }  # fmt: skip
+
+
+def test_installed(wheel: Path, tmp_path: Path) -> None:
+    """Installed in an environment of its own, the command answers and renders outside the checkout."""
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    binaries = environment / ("Scripts" if sys.platform == "win32" else "bin")
+    python = binaries / "python"
+    done = run(
+        sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-deps", wheel, folder=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (packages,) = environment.glob("lib/python*/site-packages")
+    # The dependencies of this environment, without its own (editable) planner.
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+    where = run(python, "-I", "-c", "import planner; print(planner.__file__)", folder=tmp_path)
+    assert Path(where.stdout.strip()).is_relative_to(environment), where.stdout + where.stderr
+    assert "suggest" in run(binaries / "planner", "--help", folder=tmp_path).stdout
+    plan = run(
+        binaries / "planner", "suggest", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100",
+        "--backend", "fsdp", "--out", "files", folder=tmp_path,
+    )  # fmt: skip
+    assert plan.returncode == 0, plan.stderr
+    assert (tmp_path / "files" / "plan.json").is_file()
+    again = run(binaries / "planner", "render", "files/plan.json", "--out", "again", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    first = {path.relative_to(tmp_path / "files"): path.read_bytes() for path in (tmp_path / "files").rglob("*.*")}
+    second = {path.relative_to(tmp_path / "again"): path.read_bytes() for path in (tmp_path / "again").rglob("*.*")}
+    assert first == second
