@@ -105,8 +105,9 @@ def delta_net() -> ModelSpec:
 
 def accelerator(name: str = "h100", **changes: Any) -> Accelerator:
     """An H100-like GPU; ``changes`` replace whole fields, ``peak`` takes a mapping of rates in TFLOP/s."""
-    rates = {"fp32": 67, "fp16": 989, "bf16": 989, "fp8": 1979, **changes.pop("peak", {})}
-    peak = ComputeRates(**SOURCE, **{key: None if rate is None else rate * TERA for key, rate in rates.items()})
+    rates: dict[str, Any] = {"fp32": 67, "fp16": 989, "bf16": 989, "fp8": 1979, **changes.pop("peak", {})}
+    flops: dict[str, Any] = {key: None if rate is None else rate * TERA for key, rate in rates.items()}
+    peak = ComputeRates(**SOURCE, **flops)
     fields = {
         "id": name,
         "vendor": "nvidia",
@@ -152,7 +153,7 @@ def make_job(**changes: Any) -> Job:
 def make_batch(**columns: Any) -> StrategyBatch:
     """A batch from columns: a scalar makes one row (or is repeated), a list gives every row its value.
 
-    Everything not given is off; ``schedule`` takes the name of a schedule, ``stage_layers`` one row of layers or several.
+    Everything not given is off; ``schedule`` takes a schedule's name, ``stage_layers`` one row of layers or several.
     """
     layers = np.atleast_2d(np.asarray(columns.pop("stage_layers", [1]), dtype=np.int64))
     if isinstance(columns.get("schedule"), str):

@@ -12,13 +12,16 @@ import numpy as np
 
 from planner.specs.batch import BoolArray, FloatArray, IntArray
 
+MOST = 1e6
+"""More layers than any model has; an infinite level holds this many."""
+
 _ROUNDING = 1e-9
 """Added before rounding down, relative to a layer: a level that is reached exactly must count as reached."""
 
 
 def held(slope: FloatArray, extra: FloatArray, level: FloatArray) -> IntArray:
     """Whole layers that each rank holds below a level; ``slope`` (N, 1) or (N, R) positive, ``extra`` (N, R), level (N,)."""
-    return np.maximum(np.floor((level[:, None] - extra) / slope + _ROUNDING), 0.0).astype(np.int64)
+    return np.clip(np.floor((level[:, None] - extra) / slope + _ROUNDING), 0.0, MOST).astype(np.int64)
 
 
 def least_level(slope: FloatArray, extra: FloatArray, ranks: IntArray, layers: int, least: int) -> FloatArray:

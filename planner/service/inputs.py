@@ -27,7 +27,7 @@ MAX_DEPTH = 50
 MAX_GPUS = 1_000_000
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_COUNT = re.compile(r"^(\d{1,15}(?:\.\d{1,9})?)\s*([kmgb]i?)?$", re.IGNORECASE)
+_COUNT = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgb]i?)?$", re.IGNORECASE)
 
 
 def shown(value: object) -> str:

@@ -155,7 +155,7 @@ def _recompute(text: str, kinds: tuple[RecomputeKind, ...]) -> tuple[int, int]:
         matching = [i for i in matching if tuple(sorted(kinds[i].modules)) == modules]
     layers = 0 if mode == "none" else EVERY_LAYER
     if mode == "full" and detail:
-        if not re.fullmatch(r"\d{1,5}", detail):
+        if not re.fullmatch(r"[0-9]{1,5}", detail):
             raise InputError(
                 "the number of recomputed layers cannot be read",
                 where="--recompute",
@@ -184,7 +184,7 @@ def _spelled(kind: RecomputeKind) -> str:
 
 def _offload(text: str, backend: Backend, zero_stage: int) -> dict[str, Any]:
     """Columns offload_optimizer, offload_device, offload_parameters."""
-    match = re.fullmatch(r"(none|cpu|nvme)(?::(\d+(?:\.\d{1,6})?))?(\+parameters)?", text)
+    match = re.fullmatch(r"(none|cpu|nvme)(?::([0-9]+(?:\.[0-9]{1,6})?))?(\+parameters)?", text)
     share = float(match[2]) if match and match[2] else 1.0
     if match is None or not 0 < share <= 1 or (match[1] == "none" and (match[2] or match[3])):
         raise InputError(
@@ -232,7 +232,7 @@ def _stages(text: str | None, context: CostContext, pp: int, vpp: int) -> tuple[
         default = context.backend.default_layout(context.model, pp, vpp)
         return default if default is not None else near_even(layers, count)
     parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"\d{1,5}", part) for part in parts):
+    if not all(re.fullmatch(r"[0-9]{1,5}", part) for part in parts):
         raise InputError(
             "these layer counts cannot be read",
             where="--layers-per-stage",

@@ -68,7 +68,17 @@ def test_installed(wheel: Path, tmp_path: Path) -> None:
     binaries = environment / ("Scripts" if sys.platform == "win32" else "bin")
     python = binaries / "python"
     done = run(
-        sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-deps", wheel, folder=tmp_path
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        wheel,
+        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     (packages,) = environment.glob("lib/python*/site-packages")

@@ -15,13 +15,16 @@ from tests.reference.cases import MeasuredRun, measured_runs
 RUNS = measured_runs()
 TIMED = [run for run in RUNS if run.step_time_s is not None]
 WEIGHED = [run for run in RUNS if run.allocated_gib is not None]
+RESERVED = [run for run in RUNS if run.reserved_gib is not None]
 
 
-def _allocated_bytes(run: MeasuredRun) -> float:
-    """Peak of what the allocator hands out: the tree's worst stage without fragmentation and device overhead."""
+FRAGMENTATION, OVERHEAD = "fragmentation", "context and communication buffers"
+
+
+def _peak_bytes(run: MeasuredRun, *outside: str) -> float:
+    """The memory tree's worst stage and phase without the named leaves."""
 
     def phase(node: Breakdown) -> float:
-        outside = ("fragmentation", "context and communication buffers")
         return sum(child.value for child in node.children if child.name not in outside)
 
     tree = estimate(run.context, run.batch).memory
@@ -40,10 +43,19 @@ def test_step_time(run: MeasuredRun) -> None:
 @pytest.mark.parametrize("run", WEIGHED, ids=lambda run: run.id)
 def test_allocated_memory(run: MeasuredRun) -> None:
     """The predicted allocator peak is within the case's tolerance of the measured one."""
-    predicted = _allocated_bytes(run) / GIB
+    predicted = _peak_bytes(run, FRAGMENTATION, OVERHEAD) / GIB
     assert run.allocated_gib is not None
     error = predicted / run.allocated_gib - 1.0
     assert abs(error) <= run.memory_tolerance, f"{predicted:.2f} GiB, measured {run.allocated_gib} GiB: {error:+.1%}"
+
+
+@pytest.mark.parametrize("run", RESERVED, ids=lambda run: run.id)
+def test_reserved_memory(run: MeasuredRun) -> None:
+    """The predicted reserved memory (fragmentation included, context not) is within tolerance of the measured one."""
+    predicted = _peak_bytes(run, OVERHEAD) / GIB
+    assert run.reserved_gib is not None
+    error = predicted / run.reserved_gib - 1.0
+    assert abs(error) <= run.memory_tolerance, f"{predicted:.2f} GiB, measured {run.reserved_gib} GiB: {error:+.1%}"
 
 
 def test_no_bias_over_all_runs() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from planner.backends import BACKENDS
@@ -105,9 +107,7 @@ CASES = [
     RuleCase(
         "gpu-vendor", flat, {"cluster": h100_cluster(128, accelerator=accelerator("tpu", vendor="google"))}, ("google",)
     ),
-    RuleCase(
-        "attention-blocks-only", flat, {"model": mamba_hybrid(), "stage_layers": [8]}, ("M-M-*-M-",)
-    ),
+    RuleCase("attention-blocks-only", flat, {"model": mamba_hybrid(), "stage_layers": [8]}, ("M-M-*-M-",)),
     RuleCase("position-encoding", flat, {"model": llama70b(position="alibi")}, ("alibi",)),
     RuleCase("parallel-block", flat, {"model": llama70b(parallel_block=True, norms_per_layer=1)}, ("llama-70b",)),
     RuleCase("norms-per-layer", flat, {"model": llama70b(norms_per_layer=4)}, ("norms_per_layer(4)", "2")),
@@ -119,9 +119,7 @@ CASES = [
     RuleCase("final-norm", flat, {"model": llama70b(final_norm=False)}, ("final_norm",)),
     RuleCase("mtp-position", old, {"model": gpt13b(mtp_layers=1)}, ("mtp_layers(1)", "learned")),
     RuleCase("loss-implementation", flat, {"job": make_job(loss="chunked")}, ("chunked",)),
-    RuleCase(
-        "grouped-gemm", old_experts, {"cluster": h100_cluster(64, accelerator=v100())}, ("Volta", "8.0")
-    ),
+    RuleCase("grouped-gemm", old_experts, {"cluster": h100_cluster(64, accelerator=v100())}, ("Volta", "8.0")),
     RuleCase("number-format", old, {"job": make_job(seq_len=2048)}, ("bf16", "v100")),
     RuleCase("world-size", dense, {"cluster": h100_cluster(256)}, ("tp(8) * pp(4) * cp(1) * dp(4)", "128", "256")),
     RuleCase("batch-divisible", flat, {"job": make_job(global_batch=514)}, ("514", "dp(16)", "= 2")),
@@ -200,12 +198,8 @@ CASES = [
         {"model": llama70b(window=WindowSpec(size=4096, global_every=2)), "cp": 2, "dp": 8},
         ("cp(2)",),
     ),
-    RuleCase(
-        "virtual-stages-need-pipeline", flat, {"vpp": 2, "stage_layers": [40, 40]}, ("vpp(2)", "pp(1)")
-    ),
-    RuleCase(
-        "interleaved-micro-batches", dense, {"job": make_job(global_batch=24)}, ("micro_batches(6) % pp(4) = 2",)
-    ),
+    RuleCase("virtual-stages-need-pipeline", flat, {"vpp": 2, "stage_layers": [40, 40]}, ("vpp(2)", "pp(1)")),
+    RuleCase("interleaved-micro-batches", dense, {"job": make_job(global_batch=24)}, ("micro_batches(6) % pp(4) = 2",)),
     RuleCase(
         "offload-needs-distributed-optimizer",
         flat,
@@ -233,7 +227,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("situation", [dense, flat, experts, few_experts, old, eight_bit])
-def test_usual_strategies_are_legal(situation) -> None:  # type: ignore[no-untyped-def]
+def test_usual_strategies_are_legal(situation: Callable[[], Situation]) -> None:
     """Layouts that are run in practice break no rule."""
     context = situation().context(MEGATRON)
     assert [rule.id for rule, mask in MEGATRON.broken_rules(context) if mask.any()] == []
