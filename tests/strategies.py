@@ -1,4 +1,4 @@
-"""Short ways to state a cost question in a test: catalogue machines, a job, and one strategy with its neutral defaults."""
+"""Short ways to state a cost question in a test: catalogue machines, a job, one strategy with neutral defaults."""
 
 from __future__ import annotations
 
@@ -56,16 +56,17 @@ def question(
 
 
 def strategy(context: CostContext, *, recompute: str = "none", **columns: Any) -> StrategyBatch:
-    """One strategy: unstated degrees are 1, dp fills the cluster, shards span it, layers follow the framework's split."""
+    """One strategy: unstated degrees are 1, dp fills the cluster, shards span it, the framework splits the layers."""
     values: dict[str, Any] = {"tp": 1, "cp": 1, "pp": 1, "vpp": 1, "ep": 1, "etp": 1, "zero_stage": 0, **columns}
     values.setdefault("dp", context.cluster.gpus // (values["tp"] * values["cp"] * values["pp"]))
     whole = values["dp"] * values["cp"]
     values.setdefault("shard_degree", whole if values["zero_stage"] else 1)
     choices = context.backend.schedules(values["pp"], values["vpp"])
     schedule = values.pop("schedule", choices[0])
-    layers = values.pop("stage_layers", None) or context.backend.default_layout(
-        context.model, values["pp"], values["vpp"]
-    )
+    layout = context.backend.default_layout(context.model, values["pp"], values["vpp"])
+    layers: tuple[int, ...] | None = values.pop("stage_layers", layout)
+    if layers is None:
+        raise ValueError(f"{context.model.layers} layers have no default split: give stage_layers")
     kinds = [kind.id for kind in context.recompute_kinds]
     most = values.pop("recompute_layers", 1 << 14 if recompute != "none" else 0)
 
@@ -84,7 +85,7 @@ def strategy(context: CostContext, *, recompute: str = "none", **columns: Any) -
         offload_optimizer=one(float(values.get("offload_optimizer", 0.0))),
         offload_device=one(values.get("offload_device", 0)),
         offload_parameters=one(values.get("offload_parameters", 0)),
-        stage_layers=one(tuple(layers)),
+        stage_layers=one(layers),
     )
 
 

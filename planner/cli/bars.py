@@ -8,7 +8,10 @@ from planner.service.why import LOSSES, summands, time_parts
 from planner.specs.plan import Breakdown, Estimate, Plan
 from planner.units import GIB, duration, gib, percent
 
-WIDTH = 44
+WIDEST = 44
+NARROWEST = 10
+BESIDE = 26
+"""Columns of a row that are neither label nor bar."""
 MAX_ROWS = 10
 SMALL_SHARE = 0.005
 """Parts of a step below this share are not worth a row."""
@@ -24,6 +27,11 @@ CATEGORIES = (
     ("V", "overhead", "white", ()),
 )
 """The last one takes every other name."""
+
+
+def bar_width(columns: int, label: int) -> int:
+    """Length of the bars for a terminal of ``columns`` and labels of ``label`` characters."""
+    return max(NARROWEST, min(WIDEST, columns - label - BESIDE))
 
 
 def category(name: str) -> int:
@@ -42,14 +50,15 @@ def by_category(stage: Breakdown) -> list[float]:
     return sizes
 
 
-def memory_lines(estimate: Estimate) -> list[Text]:
+def memory_lines(estimate: Estimate, columns: int) -> list[Text]:
     """One bar a pipeline stage, scaled to the memory limit, equal neighbours merged, and a legend."""
     tree = estimate.memory
     stages = list(tree.children) if tree.combine == "max" and tree.children else [tree]
     rows = _merged([(stage.name, by_category(stage), stage.value) for stage in stages])
     scale = max(estimate.memory_limit_bytes, *(total for _, _, total in rows))
     label_width = max(len(label) for label, _, _ in rows)
-    lines = [_memory_line(label.ljust(label_width), sizes, total, scale) for label, sizes, total in rows]
+    width = bar_width(columns, label_width)
+    lines = [_memory_line(label.ljust(label_width), sizes, total, scale, width) for label, sizes, total in rows]
     used = [i for i in range(len(CATEGORIES)) if any(sizes[i] > 0 for _, sizes, _ in rows)]
     legend = Text("  ")
     for index in used:
@@ -60,15 +69,15 @@ def memory_lines(estimate: Estimate) -> list[Text]:
     return [*lines, legend, Text(f"  fullest stage, GiB: {detail}")]
 
 
-def _memory_line(label: str, sizes: list[float], total: float, scale: float) -> Text:
+def _memory_line(label: str, sizes: list[float], total: float, scale: float, width: int) -> Text:
     line = Text(f"  {label}  [")
     drawn, reached = 0, 0.0
     for (letter, _, colour, _), size in zip(CATEGORIES, sizes, strict=True):
         reached += size
-        upto = min(round(WIDTH * reached / scale), WIDTH)
+        upto = min(round(width * reached / scale), width)
         line.append(letter * (upto - drawn), style=colour)
         drawn = upto
-    line.append("." * (WIDTH - drawn), style="dim")
+    line.append("." * (width - drawn), style="dim")
     return line.append(f"] {gib(total):>10}")
 
 
@@ -90,7 +99,7 @@ def _span(first: str, last: str) -> str:
     return first if first == last else f"{first} to {last.rsplit(' ', 1)[-1]}"
 
 
-def time_lines(plan: Plan) -> list[Text]:
+def time_lines(plan: Plan, columns: int) -> list[Text]:
     """One bar a part of the step, on the slowest stage; parts below half a percent are one row together."""
     total = plan.estimate.time.value
     parts = time_parts(plan)
@@ -98,11 +107,12 @@ def time_lines(plan: Plan) -> list[Text]:
     rest = total - sum(value for _, value in rows)
     if rest > 0.001 * total:
         rows.append(("other", rest))
-    width = max(len(name) for name, _ in rows)
+    label = max(len(name) for name, _ in rows)
+    width = bar_width(columns, label)
     lines = []
     for name, value in rows:
-        bar = "#" * round(WIDTH * value / total)
+        bar = "#" * round(width * value / total)
         colour = "yellow" if name in LOSSES else "cyan"
-        line = Text(f"  {name.ljust(width)}  [").append(bar, style=colour).append("." * (WIDTH - len(bar)), style="dim")
+        line = Text(f"  {name.ljust(label)}  [").append(bar, style=colour).append("." * (width - len(bar)), style="dim")
         lines.append(line.append(f"] {duration(value):>8} {percent(value / total):>7}"))
     return lines

@@ -45,18 +45,27 @@ def _console(*, stderr: bool) -> Console:
     )
 
 
-def table(headers: Sequence[tuple[str, Justify]], rows: Sequence[Sequence[str]], *, marked: int | None = None) -> Table:
-    """A table without vertical lines; row ``marked`` is bold (and carries its own mark in the text)."""
+def table(
+    headers: Sequence[tuple[str, Justify]],
+    rows: Sequence[Sequence[str]],
+    *,
+    marked: int | None = None,
+    tight: bool = False,
+) -> Table:
+    """A table without vertical lines; row ``marked`` is bold (and carries its own mark in the text).
+
+    ``tight``: single spaces between columns and no wrapping inside a cell.
+    """
     console = stdout()
     grid = Table(
         box=box.SIMPLE_HEAD if console.is_terminal and not console.options.ascii_only else ASCII_HEAD,
         pad_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=0 if tight else (0, 1, 0, 0),
         header_style="bold",
         show_edge=False,
     )
     for header, justify in headers:
-        grid.add_column(header, justify=justify, overflow="fold")
+        grid.add_column(header, justify=justify, overflow="fold", no_wrap=tight)
     for index, row in enumerate(rows):
         grid.add_row(*(Text(cell) for cell in row), style="bold green" if index == marked else "")
     return grid

@@ -30,10 +30,10 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     if searched:
         _ranking(console, document)
     _section(console, f"Memory of a GPU (limit {gib(document.best.estimate.memory_limit_bytes)}), est.")
-    for line in memory_lines(document.best.estimate):
+    for line in memory_lines(document.best.estimate, console.width):
         console.print(line)
     _section(console, f"Time of a step ({duration(document.best.estimate.step_time_s)}), est.")
-    for line in time_lines(document.best):
+    for line in time_lines(document.best, console.width):
         console.print(line)
     _notes(console, "Why", document.best.why)
     _notes(console, "Warnings", document.warnings, style="yellow")
@@ -47,14 +47,11 @@ def _verdict(console: Console, document: PlanDocument) -> None:
     plan, request = document.best, document.request
     estimate = plan.estimate
     cluster = request.cluster
-    console.print(
-        Text(f"{request.model.name} on {cluster.gpus} x {cluster.accelerator.id}", style="bold"),
-        Text(f"  {strategy_text(plan)}"),
-        sep="\n",
-    )
+    console.print(Text(f"{request.model.name} on {cluster.gpus} x {cluster.accelerator.id}", style="bold"))
+    _indented(console, strategy_text(plan))
     low, high = estimate.step_time_range_s
     speed = (
-        f"  est. {duration(estimate.step_time_s)} a step ({duration(low)} to {duration(high)}), "
+        f"est. {duration(estimate.step_time_s)} a step ({duration(low)} to {duration(high)}), "
         f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {percent(estimate.mfu)}"
     )
     if estimate.cost_per_million_tokens is not None:
@@ -64,7 +61,7 @@ def _verdict(console: Console, document: PlanDocument) -> None:
         f"  est. {gib(estimate.peak_memory_bytes)} peak memory (up to {gib(upper)}) "
         f"of {gib(estimate.memory_limit_bytes)}: "
     )
-    console.print(Text(speed))
+    _indented(console, speed)
     console.print(Text(memory).append("fits", style="green") if estimate.fits else _misfit(memory, document))
 
 
@@ -85,7 +82,7 @@ def strategy_text(plan: Plan) -> str:
     if s.tp > 1 and s.sequence_parallel:
         words.insert(1, "+ SP")
     text = f"{plan.backend}: {', '.join(words) or 'one GPU'}".replace(", + SP", " + SP")
-    text += f", ZeRO {s.zero_stage}" + (f" over {s.shard_degree}" if s.zero_stage else "")
+    text += f", ZeRO {s.zero_stage}" + (f" over {s.shard_degree}" if s.shard_degree > 1 else "")
     text += f", micro-batch {s.micro_batch} x {s.grad_accum}, recompute {recompute_text(s.recompute)}"
     return text + (f", offload {offload_text(s)}" if s.offload.device != "none" else "")
 
@@ -106,6 +103,10 @@ def offload_text(strategy: Strategy) -> str:
     return text + (f" and the weights to {offload.parameters}" if offload.parameters != "none" else "")
 
 
+LOSS = "largest loss"
+"""Header of the column that narrow terminals go without."""
+WIDE_COLUMNS = 96
+
 Column = tuple[str, Justify, bool]
 """Header, justification, and whether the column is left out when all its values are 1 or absent."""
 
@@ -123,10 +124,10 @@ COLUMNS: tuple[Column, ...] = (
     ("mbs", "right", False),
     ("recompute", "left", False),
     ("step s", "right", False),
-    ("tok/s/GPU", "right", False),
+    ("tok/s", "right", False),
     ("MFU %", "right", False),
     ("GiB", "right", False),
-    ("largest loss", "left", False),
+    (LOSS, "left", False),
 )
 
 
@@ -151,29 +152,32 @@ def _row(rank: int, plan: Plan) -> list[str]:
         f"{e.tokens_per_s_per_gpu:,.0f}",
         f"{100 * e.mfu:.1f}",
         f"{e.peak_memory_bytes / GIB:.1f}",
-        f"{loss} {100 * share:.0f} %",
+        f"{loss} {100 * share:.0f}%" if share else loss,
     ]
 
 
 def _ranking(console: Console, document: PlanDocument) -> None:
     plans = [document.best, *document.alternatives]
-    _section(console, f"Plans (GiB of {document.best.estimate.memory_limit_bytes / GIB:.1f}; all figures est.)")
+    _section(
+        console,
+        f"Plans (GiB of {document.best.estimate.memory_limit_bytes / GIB:.1f}; tok/s of a GPU; all figures est.)",
+    )
     rows = [_row(rank, plan) for rank, plan in enumerate(plans, start=1)]
     shown = [
         index
         for index, (_, _, optional) in enumerate(COLUMNS)
-        if not optional or any(row[index] not in ("1", "-") for row in rows)
+        if (not optional or any(row[index] not in ("1", "-") for row in rows))
+        and (COLUMNS[index][0] != LOSS or console.width >= WIDE_COLUMNS)
     ]
     headers = [(COLUMNS[index][0], COLUMNS[index][1]) for index in shown]
-    grid = table(headers, [[row[index] for index in shown] for row in rows], marked=0)
+    grid = table(headers, [[row[index] for index in shown] for row in rows], marked=0, tight=True)
     console.print(Padding(grid, (0, 0, 0, 2)))
     for name, plan in document.by_backend.items():
         if plan is None:
-            console.print(Text(f"  {name}: nothing fits", style="dim"))
+            _indented(console, f"{name}: nothing fits", "dim")
         elif not any(plan == ranked for ranked in plans):
-            console.print(
-                Text(f"  best of {name}: {duration(plan.estimate.step_time_s)}: {strategy_text(plan)}", style="dim")
-            )
+            seconds = duration(plan.estimate.step_time_s)
+            _indented(console, f"best of {name}: {seconds}, {strategy_text(plan).removeprefix(name + ': ')}", "dim")
 
 
 def _section(console: Console, title: str) -> None:
@@ -187,6 +191,11 @@ def _notes(console: Console, title: str, lines: Sequence[str], style: str = "") 
     _section(console, title)
     for line in lines:
         _bullet(console, line, style)
+
+
+def _indented(console: Console, line: str, style: str = "") -> None:
+    lines = textwrap.wrap(line, console.width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    console.print(Text("\n".join(lines), style=style))
 
 
 def _bullet(console: Console, line: str, style: str = "") -> None:

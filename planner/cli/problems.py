@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from rich.text import Text
 from planner.cli.console import stderr
 from planner.errors import InfeasibleError, PlannerError
 from planner.units import gib
+
+SHOWN_RULES = 5
+"""Rules that an error lists for each framework; JSON has them all."""
 
 
 def print_json(document: Any) -> None:
@@ -34,14 +38,17 @@ def print_error(error: PlannerError) -> None:
 
 def _print_details(console: Console, details: Mapping[str, Any]) -> None:
     for name, miss in details.get("nearest", {}).items():
-        console.print(
-            Text(
-                f"  {name}: nearest miss needs {gib(miss['needed_bytes'])} of {gib(miss['limit_bytes'])} "
-                f"{'on a GPU' if miss['where'] == 'gpu' else 'of host memory a node'} ({miss['strategy']})"
-            )
-        )
+        place = "on a GPU" if miss["where"] == "gpu" else "of host memory a node"
+        strategy = " ".join(f"{field}={value}" for field, value in miss["strategy"].items())
+        need = f"{gib(miss['needed_bytes'])} of {gib(miss['limit_bytes'])} {place}"
+        _line(console, f"{name}: nearest miss needs {need} ({strategy})")
     for name, rejected in details.get("rejected", {}).items():
-        for rule, times in list(rejected.items())[:5]:
-            console.print(Text(f"  {name}: {times:,} rejected by {rule}", style="dim"))
+        counts = [f"{rule} {times:,}" for rule, times in list(rejected.items())[:SHOWN_RULES]]
+        _line(console, f"{name}: rejected by {', '.join(counts)}" if counts else f"{name}: no candidates")
     for change in details.get("relaxations", ()):
-        console.print(Text(f"  would work: {change}"))
+        _line(console, f"would work: {change}")
+
+
+def _line(console: Console, line: str) -> None:
+    lines = textwrap.wrap(line, console.width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    console.print(Text("\n".join(lines)))

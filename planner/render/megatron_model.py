@@ -125,6 +125,9 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> list[Flag]:
         ]
     else:
         flags.append(flag("--moe-router-load-balancing-type", "aux_loss"))
+        if moe.top_k == 1:
+            # A softmax over one chosen expert is always 1, so Megatron wants it over all experts.
+            flags.append(flag("--moe-router-pre-softmax"))
     return [
         *flags,
         flag("--moe-aux-loss-coeff", "1e-3", remark="placeholder"),

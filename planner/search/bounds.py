@@ -8,6 +8,7 @@ asks for.  Neither exceeds the true optimum (property test).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -112,16 +113,32 @@ def quick_bound(inner: Inner, needs: Needs) -> FloatArray:
     return pipeline + _tail(inner, needs) + model.constant_time_s
 
 
+def core_bound(inner: Inner) -> FloatArray:
+    """(N,) step time that no variant of a core (without recomputation and offload) beats.
+
+    Recomputation and offload lengthen the layers or the tail; the part of the traffic that nothing hides stays.
+    """
+    model = inner.model
+    if inner.group.free:
+        pipeline = _pipeline(inner, _slowest(inner), np.zeros(len(inner)))
+    else:
+        nothing = np.zeros(len(inner), dtype=np.int64)
+        rows = np.arange(len(inner))
+        pipeline = inner.price(rows, inner.group.batch.stage_layers, nothing, nothing).pipeline_time_s
+    return pipeline + model.reduce_floor_s + model.constant_time_s
+
+
 def full_bound(inner: Inner, loose: Needs) -> Bound:
     """Bounds of candidates that ``fits_at_all`` kept."""
     needs = needs_of(inner, loose)
     memory = _least_memory(inner, needs)
     if not inner.group.free:
         return Bound(_fixed_bound(inner, needs), memory, needs)
-    if len(inner.totals) == 1:
-        pipeline = _levels(inner, needs)
-    else:
-        pipeline = _pipeline(inner, _slowest(inner), _least_total(inner, needs))
+    pipeline = _levels(inner, needs, None)
+    if len(inner.totals) > 1:
+        pipeline = np.maximum(pipeline, _pipeline(inner, _slowest(inner), _least_total(inner, needs)))
+        for kind in range(len(inner.totals)):
+            pipeline = np.maximum(pipeline, _levels(inner, needs, kind))
     return Bound(pipeline + _tail(inner, needs) + inner.model.constant_time_s, memory, needs)
 
 
@@ -197,37 +214,56 @@ def _tail(inner: Inner, needs: Needs) -> FloatArray:
     return np.maximum(floor, np.where(hidden, -np.inf, rest))
 
 
-def _levels(inner: Inner, needs: Needs) -> FloatArray:
-    """(N,) pipeline bound where all layers are alike: memory caps the ranks, and a slower rank can spare recomputation.
+def _rates(inner: Inner, kind: int | None) -> tuple[FloatArray, FloatArray]:
+    """(N, 1) time of a layer of one kind (None: the cheapest) and what its recomputation adds at least.
+
+    A rank may recompute a layer of another kind instead, but then that layer's own time comes on top.
+    """
+    model = inner.model
+    if kind is None:
+        return model.layer_time_s.min(axis=1)[:, None], model.recompute_time_s.min(axis=1)[:, None]
+    whole = model.layer_time_s + model.recompute_time_s
+    whole[:, kind] = model.recompute_time_s[:, kind]
+    return model.layer_time_s[:, kind : kind + 1], whole.min(axis=1)[:, None]
+
+
+def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
+    """(N,) pipeline bound from the layers of one kind (None: all): memory caps the ranks, a slower rank spares recomputation.
 
     Level by level of the slowest rank: at each, every rank holds at most what the level and its memory allow, which leaves
     that many layers to recompute; beyond the last level tried only the loosest total is certain.
     """
     model, group = inner.model, inner.group
     everything = np.full(len(inner), inner.max_recomputed)
-    caps = np.maximum(rank_caps(inner, None, everything, inner.fraction(needs.most_steps)), 0)
+    caps = np.maximum(rank_caps(inner, kind, everything, inner.fraction(needs.most_steps)), 0)
+    layers, least = (inner.layers, group.vpp) if kind is None else (int(inner.totals[kind]), 0)
     ends = np.zeros((len(inner), group.pp))
     ends[:, 0] += model.first_time_s
     ends[:, -1] += model.last_time_s
-    slope, again = model.layer_time_s[:, :1], model.recompute_time_s[:, :1]
+    slope, again = _rates(inner, kind)
     # A rank with l layers recomputes at least min(l, spread) of them.
     spread = np.where(needs.recomputed > 0, needs.recomputed + group.vpp - 1, 0)[:, None]
 
-    def most_at(level: FloatArray) -> IntArray:
-        return np.minimum(held_recomputing(slope, again, spread, ends, level), caps)
+    def most_at(level: FloatArray, rows: Any = slice(None)) -> IntArray:
+        filled = held_recomputing(slope[rows], again[rows], spread[rows], ends[rows], level)
+        return np.minimum(filled, caps[rows])
 
-    lowest = least_level(slope, ends_by_kind(inner, model.first_time_s, model.last_time_s), rank_kinds(inner),
-                         inner.layers, group.vpp)  # fmt: skip
-    level = least_where(lowest, lowest + (slope + again)[:, 0] * inner.layers, lambda t: most_at(t).sum(axis=1) >= inner.layers)
+    def enough(level: FloatArray, rows: IntArray) -> BoolArray:
+        return np.asarray(most_at(level, rows).sum(axis=1) >= layers)
+
+    first_last = ends_by_kind(inner, model.first_time_s, model.last_time_s)
+    lowest = least_level(slope, first_last, rank_kinds(inner), layers, least)
+    level = least_where(lowest, lowest + (slope + again)[:, 0] * layers + ends.max(axis=1), enough)
     if not group.counted.any():
         return _pipeline(inner, level, np.zeros(len(inner)))
     loosest = _least_total(inner, needs)
+    cheapest = model.recompute_time_s.min(axis=1)
     best = np.full(len(inner), np.inf)
     for _ in range(LEVELS):
         most = most_at(level)
-        slack = most.sum(axis=1) - inner.layers
+        slack = most.sum(axis=1) - layers
         total = np.minimum(most, spread).sum(axis=1) - np.maximum(slack, 0)
-        recomputed = np.maximum(loosest, total * again[:, 0])
+        recomputed = np.maximum(loosest, total * cheapest)
         best = np.where(slack >= 0, np.minimum(best, _pipeline(inner, level, recomputed)), best)
         level = _next_level(slope, again, spread, ends, most, caps)
     return np.minimum(best, _pipeline(inner, np.where(np.isfinite(level), level, 1e300), loosest))

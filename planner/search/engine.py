@@ -18,7 +18,7 @@ from planner.search.frontier import TIE, Block, Frontier
 from planner.search.outcome import Outcome, Progress, ProgressCallback, Status
 from planner.search.problem import Problem
 from planner.search.relax import explain_infeasible
-from planner.search.space import Space, enumerate_space
+from planner.search.space import enumerate_space, pinned_out
 from planner.specs.batch import StrategyBatch
 
 __all__ = ["Problem", "search"]
@@ -56,7 +56,6 @@ class _Run:
     solved: int = 0
     unproven: int = 0
     """Candidates on which the solver ran out of time."""
-    space: Space = field(default_factory=lambda: Space((), {}))
 
     def search(self) -> Outcome:
         context = self.problem.context
@@ -71,7 +70,9 @@ class _Run:
             if not self._values():
                 raise
             interrupted, bound = True, 0.0
-        rejected = dict(self.space.rejected)
+        if not self.frontier.examined and self.problem.pins:
+            raise pinned_out(self.problem.pins, self.space.refusals, context.backend.name)
+        rejected = self.space.rejected
         if self.frontier.does_not_fit:
             rejected["does-not-fit"] = self.frontier.does_not_fit
         if not self._values():

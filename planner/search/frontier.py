@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.cost.evaluate import CostContext
-from planner.search.bounds import Needs, fits_at_all, full_bound, quick_bound
+from planner.search.bounds import Needs, core_bound, fits_at_all, full_bound, quick_bound
 from planner.search.incumbent import Incumbents, construct
 from planner.search.inner import Inner, prepare
 from planner.search.space import Group, Space
@@ -24,6 +24,10 @@ TIE = 1e-9
 CHUNK_ELEMENTS = 1_500_000
 """Rows times ranks of a block: its few dozen float64 arrays stay below 500 MB."""
 CHUNK_ROWS = 50_000
+FIRST_CORES = 256
+"""Cores of a group that are multiplied out first; their plans spare most of the rest."""
+VARIANTS = 16
+"""About how many variants a core has."""
 SEED_ROWS = 96
 """Best rows of a block, one a mesh, that get incumbents before the rest is looked at."""
 
@@ -59,21 +63,49 @@ class Frontier:
     mesh_best: dict[int, float] = field(default_factory=dict)
     """Best value found on each mesh."""
     does_not_fit: int = 0
+    examined: int = 0
+    """Legal candidates whose memory was looked at."""
     complete: bool = True
     """False when the time limit cut the walk short."""
 
     def collect(self, space: Space) -> None:
-        """Bound every candidate and keep the survivors."""
+        """Bound every core, then the variants of those that may matter, and keep the survivors."""
         codes = MeshCodes(space)
-        for group in space.groups:
-            rows = int(np.clip(CHUNK_ELEMENTS // group.pp, 256, CHUNK_ROWS))
-            for start in range(0, len(group), rows):
-                if self.out_of_time() and self.mesh_best:
-                    self.complete = False
-                    return
-                self._chunk(group.take(slice(start, start + rows)), codes)
+        cores: list[tuple[float, int, Group, FloatArray]] = []
+        for core in space.cores:
+            rows = self._rows(core)
+            bounds = [self._core_bound(core.take(slice(start, start + rows))) for start in range(0, len(core), rows)]
+            bound = np.concatenate(bounds)
+            order = np.argsort(bound, kind="stable")
+            cores.append((float(bound.min()), len(cores), core.take(order), bound[order]))
+        for _, _, core, bound in sorted(cores, key=lambda item: item[:2]):
+            if not self._core(space, core, bound, codes):
+                self.complete = False
+                break
         self.blocks = [block.take(self._alive(block.bound, block.mesh)) for block in self.blocks]
         self.blocks = [block for block in self.blocks if len(block.bound)]
+
+    def _rows(self, group: Group) -> int:
+        return int(np.clip(CHUNK_ELEMENTS // group.pp, 256, CHUNK_ROWS))
+
+    def _core_bound(self, core: Group) -> FloatArray:
+        if self.minimise_memory:
+            return np.zeros(len(core))
+        return core_bound(prepare(self.context, core))
+
+    def _core(self, space: Space, core: Group, bound: FloatArray, codes: MeshCodes) -> bool:
+        """Variants of a group of cores, best bounds first; false when the time is up."""
+        mesh = codes.of(core.batch)
+        size, start = FIRST_CORES, 0
+        while start < len(core):
+            if self.out_of_time() and self.mesh_best:
+                return False
+            rows = np.arange(start, min(start + size, len(core)))
+            alive = rows[self._alive(bound[rows], mesh[rows])]
+            if len(alive):
+                self._chunk(space.variants(core.take(alive)), codes)
+            start, size = start + size, max(self._rows(core) // VARIANTS, FIRST_CORES)
+        return True
 
     def threshold(self) -> float:
         """A candidate on a new mesh has to be better than this to be shown at all."""
@@ -92,6 +124,9 @@ class Frontier:
         return np.asarray(bound <= limits[inverse] * (1 + TIE)) if len(names) else np.zeros(0, dtype=np.bool_)
 
     def _chunk(self, group: Group, codes: MeshCodes) -> None:
+        if len(group) == 0:
+            return
+        self.examined += len(group)
         inner = prepare(self.context, group)
         loose, possible = fits_at_all(inner)
         self.does_not_fit += int((~possible).sum())
@@ -120,7 +155,7 @@ class Frontier:
         if not keep.any():
             return
         part, codes, needs = part.take(keep), codes[keep], _take_needs(bound.needs, keep)
-        incumbents = construct(part, needs, minimise_memory=self.minimise_memory)
+        incumbents = construct(part, needs, value[keep], minimise_memory=self.minimise_memory)
         best = incumbents.memory_bytes if self.minimise_memory else incumbents.step_time_s
         for code, reached in zip(codes.tolist(), best.tolist(), strict=True):
             self.found(code, reached)
@@ -132,8 +167,8 @@ class MeshCodes:
     """Numbers the combinations of (tp, cp, pp, ep, dp, zero_stage) that occur."""
 
     def __init__(self, space: Space) -> None:
-        columns = [[getattr(group.batch, name) for group in space.groups] for name in ("tp", "cp", "pp", "ep")]
-        self.values = [np.unique(np.concatenate([np.unique(part) for part in parts])) for parts in columns]
+        columns = [[getattr(group.batch, name) for group in space.cores] for name in ("tp", "cp", "pp", "ep")]
+        self.values = [np.unique(np.concatenate([np.unique(part) for part in parts] or [np.zeros(0)])) for parts in columns]
 
     def of(self, batch: StrategyBatch) -> IntArray:
         """(N,) codes; dp follows from the others."""

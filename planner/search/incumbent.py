@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from planner.search.bounds import Needs
+from planner.search.bounds import Needs, ends_by_kind, rank_kinds
 from planner.search.capacity import rank_caps
 from planner.search.inner import Inner
-from planner.search.waterfill import held_recomputing, least_where
+from planner.search.waterfill import held_recomputing, least_level, least_where
 from planner.specs.batch import BoolArray, FloatArray, IntArray
 
-MORE = (0, 1, 2)
-"""Recomputed layers and offload steps beyond the fewest that are tried, besides the most."""
+ALL = 1 << 20
+MORE = ((0, 0), (1, 0), (2, 0), (0, 1), (0, 2), (1, 1), (ALL, 0), (0, ALL), (ALL, ALL))
+"""Recomputed layers and offload steps beyond the fewest that are tried; ``ALL`` means as many as there can be."""
 
 
 @dataclass(frozen=True)
@@ -32,40 +34,42 @@ class Incumbents:
     recomputed: IntArray
     step: IntArray
 
-    def better(self, other: Incumbents, minimise_memory: bool) -> Incumbents:
-        """The better of two, candidate by candidate."""
-        mine, theirs = (self.memory_bytes, other.memory_bytes) if minimise_memory else (self.step_time_s, other.step_time_s)
-        tie = np.isclose(mine, theirs, rtol=1e-12, atol=0.0)
-        second, third = (self.step_time_s, other.step_time_s) if minimise_memory else (self.memory_bytes, other.memory_bytes)
-        keep = np.where(tie, second <= third, mine <= theirs)
-        return Incumbents(
-            np.where(keep, self.step_time_s, other.step_time_s),
-            np.where(keep, self.memory_bytes, other.memory_bytes),
-            np.where(keep[:, None], self.layout, other.layout),
-            np.where(keep, self.recomputed, other.recomputed),
-            np.where(keep, self.step, other.step),
-        )
 
-
-def construct(inner: Inner, needs: Needs, *, minimise_memory: bool = False) -> Incumbents:
-    """Try a few decisions on every candidate and keep the best that fits."""
-    best: Incumbents | None = None
-    for recomputed, step in _choices(inner, needs):
-        for layout in _layouts(inner, recomputed, step):
-            tried = _priced(inner, layout, recomputed, step)
-            best = tried if best is None else best.better(tried, minimise_memory)
-    if best is None:
-        raise RuntimeError("there is always at least one choice to try")
-    return best
-
-
-def _choices(inner: Inner, needs: Needs) -> Iterator[tuple[IntArray, IntArray]]:
-    """Pairs of recomputed layers and offload steps, fewest first."""
+def construct(inner: Inner, needs: Needs, bound: FloatArray, *, minimise_memory: bool = False) -> Incumbents:
+    """Try a few decisions on every candidate that has not reached its ``bound`` (of what is minimised); keep the best."""
+    least = Incumbents(
+        np.full(len(inner), np.inf), np.full(len(inner), np.inf), inner.group.batch.stage_layers.copy(),
+        needs.recomputed.copy(), needs.step.copy(),
+    )  # fmt: skip
     most = np.where(inner.group.counted, inner.max_recomputed, 0)
-    counts = [np.minimum(needs.recomputed + more, most) for more in MORE] + [most]
-    steps = [np.minimum(needs.step + more, needs.most_steps) for more in MORE] + [needs.most_steps]
-    for recomputed in counts if inner.group.counted.any() else counts[:1]:
-        yield from ((recomputed, step) for step in (steps if (inner.group.steps > 1).any() else steps[:1]))
+    for more_layers, more_steps in MORE:
+        recomputed = np.minimum(needs.recomputed + more_layers, most)
+        step = np.minimum(needs.step + more_steps, needs.most_steps)
+        value = least.memory_bytes if minimise_memory else least.step_time_s
+        open_ = ~(value <= bound * (1 + 1e-9))
+        if more_layers:
+            open_ &= inner.group.counted
+        if more_steps:
+            open_ &= inner.group.steps > 1
+        rows = np.flatnonzero(open_)
+        if len(rows):
+            _try(inner.take(rows), recomputed[rows], step[rows], least, rows, minimise_memory)
+    return least
+
+
+def _try(
+    inner: Inner, recomputed: IntArray, step: IntArray, least: Incumbents, rows: IntArray, minimise_memory: bool
+) -> None:
+    """Price both kinds of layout for some candidates and note what is better."""
+    for layout in _layouts(inner, recomputed, step):
+        tried = _priced(inner, layout, recomputed, step)
+        keys = [(tried.step_time_s, least.step_time_s[rows]), (tried.memory_bytes, least.memory_bytes[rows])]
+        (first, old_first), (second, old_second) = keys[::-1] if minimise_memory else keys
+        tie = np.isclose(first, old_first, rtol=1e-12, atol=0.0)
+        better = np.where(tie, second < old_second, first < old_first)
+        at = rows[better]
+        least.step_time_s[at], least.memory_bytes[at] = tried.step_time_s[better], tried.memory_bytes[better]
+        least.layout[at], least.recomputed[at], least.step[at] = layout[better], recomputed[better], step[better]
 
 
 def _priced(inner: Inner, layout: IntArray, recomputed: IntArray, step: IntArray) -> Incumbents:
@@ -97,13 +101,16 @@ def _filled(inner: Inner, recomputed: IntArray, step: IntArray) -> IntArray:
     spread = (recomputed * group.vpp)[:, None]
     top = slope[:, 0] * (inner.layers + 1) + again[:, 0] * inner.layers + ends.max(axis=1)
 
-    def most_at(level: FloatArray) -> IntArray:
-        return np.maximum(np.minimum(held_recomputing(slope, again, spread, ends, level), caps), group.vpp)
+    def most_at(level: FloatArray, rows: Any = slice(None)) -> IntArray:
+        filled = held_recomputing(slope[rows], again[rows], spread[rows], ends[rows], level)
+        return np.maximum(np.minimum(filled, caps[rows]), group.vpp)
 
-    def enough(level: FloatArray) -> BoolArray:
-        return np.asarray(most_at(level).sum(axis=1) >= inner.layers)
+    def enough(level: FloatArray, rows: IntArray) -> BoolArray:
+        return np.asarray(most_at(level, rows).sum(axis=1) >= inner.layers)
 
-    level = least_where(np.zeros(len(inner)), top, enough)
+    low = least_level(slope, ends_by_kind(inner, model.first_time_s, model.last_time_s), rank_kinds(inner),
+                      inner.layers, group.vpp)  # fmt: skip
+    level = least_where(low, np.maximum(top, low), enough)
     most = most_at(np.where(np.isfinite(level), level, top))
     reached = slope * most + again * np.minimum(most, spread) + ends
     return spread_over_chunks(_trimmed(most, reached, inner.layers, group.vpp), group.vpp)

@@ -88,10 +88,14 @@ class Legality:
 
     def filter(self, batch: StrategyBatch, decided: Iterable[str]) -> StrategyBatch:
         """The candidates that keep every rule that looks at ``decided`` columns only; each such rule is used up."""
+        return self.apply(self.ready(decided), batch)
+
+    def ready(self, decided: Iterable[str]) -> list[Rule]:
+        """The rules that look at ``decided`` columns only; they are no longer pending."""
         known = frozenset(decided)
         ready = [rule for rule, columns in self.pending if columns <= known]
         self.pending = [(rule, columns) for rule, columns in self.pending if not columns <= known]
-        return self.apply(ready, batch)
+        return ready
 
     def apply(self, rules: Iterable[Rule], batch: StrategyBatch) -> StrategyBatch:
         """The candidates that keep these rules; a candidate is counted under the first rule that it breaks."""

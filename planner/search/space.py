@@ -16,7 +16,7 @@ from planner.backends.base import Backend, OffloadChoice, RecomputeKind, RuleCon
 from planner.cost.evaluate import CostContext
 from planner.errors import InputError
 from planner.search.grid import divisors, expand, group_index
-from planner.search.legality import Legality
+from planner.search.legality import Legality, Refusal
 from planner.search.outcome import Pin
 from planner.search.pins import keep_pinned, read_pins, refused
 from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, BoolArray, IntArray, StrategyBatch
@@ -50,16 +50,83 @@ class Group:
         return Group(self.pp, self.vpp, self.free, self.batch.take(rows), self.counted[rows], self.steps[rows])
 
 
-@dataclass(frozen=True)
 class Space:
-    """All legal candidates, grouped, and the rejections."""
+    """All legal candidates and the rejections so far.
 
-    groups: tuple[Group, ...]
-    rejected: dict[str, int]
+    Recomputation and offload only ever cost time, so a bound of a candidate without them (a core) holds for all its variants:
+    variants are multiplied out on demand, by ``variants``.
+    """
+
+    def __init__(self, cores: tuple[Group, ...], legality: Legality, savers: Savers) -> None:
+        self.cores = cores
+        """No recomputation, no offload; whether that is legal is not said."""
+        self._legality, self._savers = legality, savers
+        self._last_rules = [rule for rule, _ in legality.pending]
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rejections by rule; those of variants count as far as variants were asked for."""
+        return dict(sorted(self._legality.rejected.items()))
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Examples of the latest rejections."""
+        return self._legality.refusals
 
     @property
     def size(self) -> int:
-        return sum(len(group) for group in self.groups)
+        """Candidates, before the rules that look at recomputation and offload."""
+        return sum(self._savers.count(core.batch) for core in self.cores)
+
+    def variants(self, core: Group) -> Group:
+        """The legal candidates made of these cores with every choice of recomputation and offload."""
+        batch = self._legality.apply(self._last_rules, self._savers.expand(core.batch))
+        return Group(core.pp, core.vpp, core.free, batch, *self._savers.open_choices(batch))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Everything multiplied out (small problems only: this can be millions of rows)."""
+        return tuple(group for group in map(self.variants, self.cores) if len(group))
+
+
+@dataclass(frozen=True)
+class Savers:
+    """What can be traded for memory: recompute kinds and offloads, as far as the pins allow."""
+
+    kinds: tuple[RecomputeKind, ...]
+    recompute: tuple[tuple[int, int], ...]
+    """(kind, recomputed layers)"""
+    offloads: tuple[OffloadChoice | None, ...]
+    """None is no offload."""
+
+    def _options(self, stage: int) -> list[tuple[int, int, int, int, float]]:
+        possible = [choice for choice in self.offloads if choice is None or stage in choice.zero_stages]
+        rows = [
+            (0, 0, 0.0) if c is None else (DEVICES.index(c.device), DEVICES.index(c.parameters), 1.0) for c in possible
+        ]
+        return [(*kind, *row) for kind in self.recompute for row in rows]
+
+    def count(self, batch: StrategyBatch) -> int:
+        """Variants of all rows together."""
+        stages, rows = np.unique(batch.zero_stage, return_counts=True)
+        return sum(int(n) * len(self._options(int(stage))) for stage, n in zip(stages, rows, strict=True))
+
+    def expand(self, batch: StrategyBatch) -> StrategyBatch:
+        """Every row with each of its options."""
+        names = ("recompute_kind", "recompute_layers", "offload_device", "offload_parameters", "offload_optimizer")
+        return expand(batch, names, ("zero_stage",), self._options)
+
+    def open_choices(self, batch: StrategyBatch) -> tuple[BoolArray, IntArray]:
+        """(counted, steps) of each candidate, as ``Group`` has them."""
+        counted = np.array([kind.layer_count for kind in self.kinds])[batch.recompute_kind]
+        steps = np.zeros(len(batch), dtype=np.int64)
+        for choice in self.offloads:
+            if choice is not None:
+                same = (batch.offload_device == DEVICES.index(choice.device)) & (
+                    batch.offload_parameters == DEVICES.index(choice.parameters)
+                )
+                steps[same & np.isin(batch.zero_stage, choice.zero_stages)] = choice.steps
+        return counted, steps
 
 
 def even_layout(layers: int, stages: int) -> tuple[int, ...]:
@@ -94,12 +161,10 @@ class _Enumeration:
         batch = self._step(batch, self._experts, "ep", "etp", "sequence_parallel")
         batch = self._step(batch, self._micro_batches, "micro_batch")
         batch = self._step(batch, self._sharding, "zero_stage", "shard_degree", "secondary_shard_degree")
-        batch = self._step(batch, self._memory_savers, "recompute_kind", "recompute_layers",
-                           "offload_device", "offload_parameters", "offload_optimizer")  # fmt: skip
-        groups = self._grouped(batch)
-        if not groups and self.pins:
+        cores = self._grouped(batch)
+        if not cores and self.pins:
             raise self._pinned_out()
-        return Space(groups, dict(sorted(self.legality.rejected.items())))
+        return Space(cores, self.legality, Savers(self.kinds, self._recompute_choices(), self._offload_choices()))
 
     def _step(self, batch: StrategyBatch, function: Any, *columns: str) -> StrategyBatch:
         batch = function(batch)
@@ -266,48 +331,26 @@ class _Enumeration:
                     raise refused(self.pins, name, f"{self.backend.title} does not offer it here", sorted(values))
         return out
 
-    def _memory_savers(self, batch: StrategyBatch) -> StrategyBatch:
-        kinds = self._recompute_choices()
-        offloads = self._offload_choices()
-
-        def options(stage: int) -> list[tuple[int, int, int, int, float]]:
-            return [
-                (kind, most, device, parameters, share)
-                for kind, most in kinds
-                for device, parameters, share, stages in offloads
-                if stages is None or stage in stages
-            ]
-
-        names = ("recompute_kind", "recompute_layers", "offload_device", "offload_parameters", "offload_optimizer")
-        out = expand(batch, names, ("zero_stage",), options)
-        if len(out) == 0 and len(batch) and "offload" in self.pins:
-            raise refused(self.pins, "offload", "no sharding stage in question has it", ["none"])
-        return out
-
-    def _recompute_choices(self) -> list[tuple[int, int]]:
-        choices = [(i, 0 if kind.mode == "none" else EVERY_LAYER) for i, kind in enumerate(self.kinds)]
+    def _recompute_choices(self) -> tuple[tuple[int, int], ...]:
+        choices = tuple((i, 0 if kind.mode == "none" else EVERY_LAYER) for i, kind in enumerate(self.kinds))
         if "recompute" not in self.pins:
             return choices
         wanted = self.pins["recompute"]
-        chosen = [choices[i] for i, kind in enumerate(self.kinds) if wanted in (kind.id, kind.mode)]
+        chosen = tuple(choices[i] for i, kind in enumerate(self.kinds) if wanted in (kind.id, kind.mode))
         if not chosen:
             names = dict.fromkeys([kind.mode for kind in self.kinds] + [kind.id for kind in self.kinds])
             raise refused(self.pins, "recompute", f"{self.backend.title} does not offer it for this model", names)
         return chosen
 
-    def _offload_choices(self) -> list[tuple[int, int, float, tuple[int, ...] | None]]:
+    def _offload_choices(self) -> tuple[OffloadChoice | None, ...]:
         possible = [
             choice
             for choice in self.backend.offloads
             if self.cluster.nvme_bytes_per_s is not None or "nvme" not in (choice.device, choice.parameters)
         ]
-        chosen: list[tuple[int, int, float, tuple[int, ...] | None]] = []
-        if self.pins.get("offload", "none") == "none":
-            chosen.append((0, 0, 0.0, None))
-        for choice in possible:
-            if self.pins.get("offload", choice.device) == choice.device:
-                devices = DEVICES.index(choice.device), DEVICES.index(choice.parameters)
-                chosen.append((*devices, 1.0, choice.zero_stages))
+        everything: list[OffloadChoice | None] = [None, *possible]
+        wanted = self.pins.get("offload")
+        chosen = tuple(c for c in everything if wanted in (None, "none" if c is None else c.device))
         if not chosen:
             why = f"{self.backend.title} cannot, or the cluster names no NVMe rate"
             raise refused(self.pins, "offload", why, dict.fromkeys(["none", *(choice.device for choice in possible)]))
@@ -317,46 +360,38 @@ class _Enumeration:
         if len(batch) == 0:
             return ()
         first, index = group_index((batch.pp, batch.vpp))
-        pending = [rule for rule, _ in self.legality.pending]
-        groups = []
+        self.decided.add("stage_layers")
+        ready = self.legality.ready(self.decided)
+        cores = []
         for number, row in enumerate(first):
             pp, vpp = int(batch.pp[row]), int(batch.vpp[row])
             free, layout = self._layout(pp, vpp)
             part = batch.take(np.flatnonzero(index == number))
             rows = np.broadcast_to(np.array(layout, dtype=np.int64), (len(part), pp * vpp))
-            part = self.legality.apply(pending, part.with_values(stage_layers=rows))
+            part = self.legality.apply(ready, part.with_values(stage_layers=rows))
             if len(part):
-                counted, steps = open_choices(self.kinds, self.backend.offloads, part)
-                groups.append(Group(pp, vpp, free, part, counted, steps))
-        return tuple(groups)
+                zeros = np.zeros(len(part), dtype=np.int64)
+                cores.append(Group(pp, vpp, free, part, zeros.astype(np.bool_), zeros))
+        return tuple(cores)
 
     def _pinned_out(self) -> InputError:
-        pinned = ", ".join(f"{name}={value}" for name, value in self.pins.items())
-        if not self.legality.refusals:
-            return InputError("no candidate has all pinned values at once", where="pins", got=pinned,
-                              hint="leave one of them open")  # fmt: skip
-        refusal = self.legality.refusals[0]
-        return InputError(
-            f"{refusal.equation} [{refusal.rule.id}: {refusal.rule.reason}]",
-            where="pins",
-            got=pinned,
-            allowed=refusal.allowed,
-            hint=f"`planner backends {self.backend.name}` lists its rules; change or drop one of the pins",
-        )
+        return pinned_out(self.pins, self.legality.refusals, self.backend.name)
 
 
-def open_choices(
-    kinds: tuple[RecomputeKind, ...], offloads: tuple[OffloadChoice, ...], batch: StrategyBatch
-) -> tuple[BoolArray, IntArray]:
-    """(counted, steps) of each candidate, as ``Group`` has them."""
-    counted = np.array([kind.layer_count for kind in kinds])[batch.recompute_kind]
-    steps = np.zeros(len(batch), dtype=np.int64)
-    for choice in offloads:
-        same = (batch.offload_device == DEVICES.index(choice.device)) & (
-            batch.offload_parameters == DEVICES.index(choice.parameters)
-        )
-        steps[same & np.isin(batch.zero_stage, choice.zero_stages)] = choice.steps
-    return counted, steps
+def pinned_out(pins: Mapping[str, Pin], refusals: list[Refusal], backend: str) -> InputError:
+    """The error for pins that rules leave nothing of."""
+    pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
+    if not refusals:
+        return InputError("no candidate has all pinned values at once", where="pins", got=pinned,
+                          hint="leave one of them open")  # fmt: skip
+    refusal = refusals[0]
+    return InputError(
+        f"{refusal.equation} [{refusal.rule.id}: {refusal.rule.reason}]",
+        where="pins",
+        got=pinned,
+        allowed=refusal.allowed,
+        hint=f"`planner backends {backend}` lists its rules; change or drop one of the pins",
+    )
 
 
 def _coarse_batch(grid: IntArray) -> StrategyBatch:

@@ -15,6 +15,9 @@ from planner.specs.batch import BoolArray, FloatArray, IntArray
 MOST = 1e6
 """More layers than any model has; an infinite level holds this many."""
 
+BISECTIONS = 44
+"""Halvings of a range of at most a few thousand layers down to less than the rounding."""
+
 _ROUNDING = 1e-9
 """Added before rounding down, relative to a layer: a level that is reached exactly must count as reached."""
 
@@ -53,15 +56,19 @@ def held_recomputing(
     return np.where(few < spread, few, np.maximum(held(slope, extra + again * spread, level), spread))
 
 
-def least_where(low: FloatArray, high: FloatArray, holds: Callable[[FloatArray], BoolArray]) -> FloatArray:
-    """(N,) smallest level at which a monotone condition holds, by bisection; infinite where it fails even at ``high``."""
-    at_low = holds(low)
-    if at_low.all():
-        return low
-    impossible = ~holds(high)
-    below, above = low, np.where(at_low, low, high)
-    for _ in range(50):
-        middle = (below + above) / 2
-        true = holds(middle)
-        below, above = np.where(true, below, middle), np.where(true, middle, above)
-    return np.where(impossible, np.inf, above)
+def least_where(low: FloatArray, high: FloatArray, holds: Callable[[FloatArray, IntArray], BoolArray]) -> FloatArray:
+    """(N,) smallest level at which a monotone condition holds, by bisection; infinite where it fails even at ``high``.
+
+    ``holds(levels, rows)`` is asked for the rows in question only.
+    """
+    level = low.copy()
+    rows = np.flatnonzero(~holds(low, np.arange(len(low))))
+    if len(rows):
+        impossible = ~holds(high[rows], rows)
+        below, above = low[rows], high[rows]
+        for _ in range(BISECTIONS):
+            middle = (below + above) / 2
+            true = holds(middle, rows)
+            below, above = np.where(true, below, middle), np.where(true, middle, above)
+        level[rows] = np.where(impossible, np.inf, above)
+    return level

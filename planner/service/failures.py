@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.backends import get_backend
@@ -12,7 +12,7 @@ from planner.specs.convert import to_strategy
 from planner.specs.plan import PlanDocument, Request
 
 if TYPE_CHECKING:
-    from planner.search.outcome import NearestMiss, Outcome
+    from planner.search.outcome import NearestMiss, Outcome, Relaxation
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: it carries the answer found so far
@@ -33,13 +33,13 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
         )
     cluster = request.cluster
     reports = {name: outcome.infeasible for name, outcome in outcomes.items() if outcome.infeasible is not None}
-    changes = {change.text: None for report in reports.values() for change in report.relaxations}
+    changes = _least_changes(change for report in reports.values() for change in report.relaxations)
     details: dict[str, Any] = {
         "rejected": {name: _by_count(outcome.rejected) for name, outcome in outcomes.items()},
         "nearest": {
             name: _miss(request, name, report.nearest) for name, report in reports.items() if report.nearest is not None
         },
-        "relaxations": list(changes),
+        "relaxations": changes,
     }
     pinned = f" with {', '.join(f'{name}={value}' for name, value in request.pins.items())}" if request.pins else ""
     return InfeasibleError(
@@ -50,6 +50,16 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
     )
 
 
+def _least_changes(changes: Iterable[Relaxation]) -> list[str]:
+    """Sentences, each once; of several frameworks' numbers of GPUs only the smallest."""
+    kept: dict[str, Relaxation] = {}
+    for change in changes:
+        key = change.field if change.field == "gpus" else change.text
+        if key not in kept or (key == "gpus" and int(change.value) < int(kept[key].value)):
+            kept[key] = change
+    return [change.text for change in kept.values()]
+
+
 def _by_count(rejected: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(rejected.items(), key=lambda item: -item[1]))
 
@@ -57,11 +67,14 @@ def _by_count(rejected: Mapping[str, int]) -> dict[str, int]:
 def _miss(request: Request, name: str, miss: NearestMiss) -> dict[str, Any]:
     context = CostContext(request.model, request.cluster, request.job, get_backend(name))
     strategy = to_strategy(miss.batch, 0, context.recompute_kinds, request.job)
-    degrees = ", ".join(f"{field} {getattr(strategy, field)}" for field in ("tp", "cp", "pp", "ep", "dp", "zero_stage"))
+    degrees = {name: getattr(strategy, name) for name in ("tp", "cp", "pp", "ep", "dp")}
     return {
         "where": miss.where,
         "needed_bytes": miss.needed_bytes,
         "limit_bytes": miss.limit_bytes,
         "excess_bytes": miss.excess_bytes,
-        "strategy": degrees,
+        "strategy": {
+            **{name: value for name, value in degrees.items() if value > 1},
+            "zero_stage": strategy.zero_stage,
+        },
     }

@@ -67,10 +67,9 @@ def time_parts(plan: Plan) -> dict[str, float]:
 def largest_loss(plan: Plan) -> tuple[str, float]:
     """Short name and share of the largest part of the step that is not arithmetic."""
     losses = {name: value for name, value in time_parts(plan).items() if name in LOSSES}
-    if not losses:
-        return "none", 0.0
-    name = max(losses, key=lambda key: losses[key])
-    return LOSSES[name], losses[name] / plan.estimate.step_time_s
+    name = max(losses, key=lambda key: losses[key], default="")
+    share = losses.get(name, 0.0) / plan.estimate.step_time_s
+    return (LOSSES[name], share) if share >= NOTABLE_SHARE else ("none", 0.0)
 
 
 def _where_time_goes(plan: Plan) -> list[str]:

@@ -1,7 +1,9 @@
 """Pipeline closed forms against a simulation that runs every forward, backward and weight-gradient slot of every rank.
 
-Found with the simulator: equal stages agree to rounding for GPipe, 1F1B, interleaved and ZB-H1.  With unequal stages
-1F1B is within 8 % and never optimistic by more than that; interleaved within 10 %.
+Found with the simulator: equal stages agree to rounding for GPipe, 1F1B, interleaved and ZB-H1, and GPipe also with
+unequal ones.  1F1B with unequal stages is never optimistic; it is pessimistic, up to 16 %, where the slowest stage
+comes early, because its neighbours' drain then overlaps its steady state.  Interleaved with chunks that differ by a
+factor of two is within -17 and +13 %, with one layer of difference within 10 %.
 """
 
 from __future__ import annotations
@@ -57,8 +59,13 @@ def interleaved(rank: int, p: int, m: int, v: int) -> list[Op]:
     return order + backward[total - warm :]
 
 
-def simulate(orders: list[list[Op]], forward: Sequence[float], backward: Sequence[float], v: int = 1) -> Run:
-    """Run fixed per-rank orders; chunk c of rank r is virtual stage c p + r, times are those of one chunk."""
+def simulate(
+    orders: list[list[Op]], forward: Sequence[float], backward: Sequence[float], v: int = 1, *, weight: float = 0.0
+) -> Run:
+    """Run fixed per-rank orders; chunk c of rank r is virtual stage c p + r, times are those of one chunk.
+
+    ``weight`` is the time of a W slot; ``backward`` is then without it.
+    """
     p = len(orders)
     last = p * v - 1
     done: dict[tuple[str, int, int], float] = {}
@@ -72,65 +79,35 @@ def simulate(orders: list[list[Op]], forward: Sequence[float], backward: Sequenc
                 stage = chunk * p + rank
                 if kind == "F":
                     needs = [("F", stage - 1, micro)] if stage else []
+                elif kind == "W":
+                    needs = [("B", stage, micro)]
                 else:
                     needs = [("F", stage, micro)] + ([("B", stage + 1, micro)] if stage < last else [])
                 if any(need not in done for need in needs):
                     break
                 start = max([clock[rank], *(done[need] for need in needs)])
-                clock[rank] = start + (forward if kind == "F" else backward)[stage]
+                clock[rank] = start + {"F": forward[stage], "B": backward[stage], "W": weight}[kind]
                 done[kind, stage, micro] = clock[rank]
                 position[rank] += 1
                 progress = True
     assert all(position[rank] == len(orders[rank]) for rank in range(p)), "the schedule deadlocks"
     alive = []
     for order in orders:
-        depth = np.cumsum([1 if kind == "F" else -1 for kind, _, _ in order])
+        depth = np.cumsum([{"F": 1, "B": -1, "W": 0}[kind] for kind, _, _ in order])
         alive.append(float(depth.max()) / v)
     return Run(max(clock), orders, alive)
 
 
-def zero_bubble(p: int, m: int, forward: float, backward: float, weight: float) -> Run:
-    """ZB-H1: input gradients first, then forwards within the memory of 1F1B, weight gradients in the gaps.
-
-    ``backward`` is the full backward time of a stage, ``weight`` its weight-gradient part.
-    """
-    unit = {"F": forward, "B": backward - weight, "W": weight}
-    done: dict[tuple[str, int, int], float] = {}
-    count = [{"F": 0, "B": 0, "W": 0} for _ in range(p)]
-    clock, alive = [0.0] * p, [0] * p
-    order: list[list[Op]] = [[] for _ in range(p)]
-
-    def ready(rank: int, kind: str) -> float | None:
-        made = count[rank]
-        micro = made[kind]
-        if micro == m:
-            return None
-        if kind == "F":
-            if made["F"] - made["B"] >= p - rank or made["F"] - made["W"] >= p:
-                return None
-            return done.get(("F", rank - 1, micro)) if rank else 0.0
-        if kind == "B":
-            if made["F"] <= micro:
-                return None
-            return done.get(("B", rank + 1, micro)) if rank < p - 1 else 0.0
-        return 0.0 if made["B"] > micro else None
-
-    while any(made["W"] < m for made in count):
-        # The earliest slot of any rank; among equals B before F before W.
-        slots = []
-        for rank in range(p):
-            for preference, kind in enumerate("BFW"):
-                time = ready(rank, kind)
-                if time is not None:
-                    slots.append((max(clock[rank], time), preference, rank, kind))
-        start, _, rank, kind = min(slots)
-        micro = count[rank][kind]
-        clock[rank] = start + unit[kind]
-        done[kind, rank, micro] = clock[rank]
-        count[rank][kind] += 1
-        order[rank].append((kind, 0, micro))
-        alive[rank] = max(alive[rank], count[rank]["F"] - count[rank]["B"])
-    return Run(max(clock), order, [float(value) for value in alive])
+def zero_bubble(rank: int, p: int, m: int) -> list[Op]:
+    """ZB-H1: 1F1B whose weight gradients wait for as many micro-batches as the rank's number, filling the drain."""
+    order: list[Op] = [("F", 0, i) for i in range(min(p - 1 - rank, m))]
+    for i in range(m):
+        if p - 1 - rank + i < m:
+            order.append(("F", 0, p - 1 - rank + i))
+        order.append(("B", 0, i))
+        if i >= rank:
+            order.append(("W", 0, i - rank))
+    return order + [("W", 0, i) for i in range(max(m - rank, 0), m)]
 
 
 TOY = ModelSpec(name="toy", layers=64, hidden=512, ffn=2048, heads=8, kv_heads=8, head_dim=64, vocab=512, max_seq=4096)
@@ -148,9 +125,7 @@ def closed_form(schedule: str, p: int, m: int, stage_layers: Sequence[int], v: i
     """``assemble`` on the real coefficients with every time but that of the layers set to zero."""
     model = TOY.model_copy(update={"layers": sum(stage_layers)})
     context = question(model, machines(gpus=8 * p), global_batch=8 * m)
-    batch = strategy(
-        context, pp=p, vpp=v, dp=8, schedule=schedule, stage_layers=tuple(stage_layers)
-    )
+    batch = strategy(context, pp=p, vpp=v, dp=8, schedule=schedule, stage_layers=tuple(stage_layers))
     coefficients = stage_model(context, batch)
     zero, one = np.zeros(1), np.ones((1, 1))
     timed = replace(
@@ -174,7 +149,7 @@ def split(stage_layers: Sequence[int]) -> tuple[list[float], list[float]]:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 1), (4, 3), (4, 4), (4, 32), (8, 13), (16, 16)])
 def test_equal_stages_match_the_simulation(schedule: str, p: int, m: int) -> None:
-    """GPipe and 1F1B with equal stages take exactly (m + p - 1) stage times, also with fewer micro-batches than stages."""
+    """GPipe and 1F1B with equal stages take exactly (m + p - 1) stage times, also where m < p."""
     layers = [6] * p
     make = gpipe if schedule == "gpipe" else one_forward_one_backward
     run = simulate([make(rank, p, m) for rank in range(p)], *split(layers))
@@ -193,10 +168,10 @@ def test_interleaved_equal_chunks_match_the_simulation(p: int, m: int, v: int) -
     assert closed.in_flight == run.in_flight
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 12), (8, 16), (8, 32)])
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 4), (4, 8), (4, 12), (8, 16), (8, 32)])
 def test_zero_bubble_matches_the_simulation(p: int, m: int) -> None:
     """ZB-H1 fills two thirds of the bubble of 1F1B when forward, input and weight gradients take equal time."""
-    run = zero_bubble(p, m, 2.0, 4.0, 2.0)
+    run = simulate([zero_bubble(rank, p, m) for rank in range(p)], [2.0] * p, [2.0] * p, weight=2.0)
     closed = closed_form("zb-h1", p, m, [6] * p)
     assert closed.seconds == pytest.approx(run.seconds, rel=1e-9)
     assert closed.in_flight == run.in_flight
@@ -217,13 +192,26 @@ UNEQUAL = [
 @pytest.mark.parametrize(("p", "m", "layers"), UNEQUAL)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_unequal_stages_are_close_to_the_simulation(schedule: str, p: int, m: int, layers: tuple[int, ...]) -> None:
-    """The slowest stage times m plus the others once."""
+    """The slowest stage times m plus the others once: exact for GPipe, at most 8 % too much for 1F1B here."""
     make = gpipe if schedule == "gpipe" else one_forward_one_backward
     run = simulate([make(rank, p, m) for rank in range(p)], *split(layers))
-    assert closed_form(schedule, p, m, layers).seconds == pytest.approx(run.seconds, rel=UNEQUAL_TOLERANCE[schedule])
+    ratio = closed_form(schedule, p, m, layers).seconds / run.seconds
+    assert 1.0 - 1e-9 <= ratio <= (1.0 + 1e-9 if schedule == "gpipe" else 1.08)
 
 
-UNEQUAL_TOLERANCE = {"gpipe": 0.08, "1f1b": 0.08}
+@pytest.mark.parametrize("v", [1, 2, 3])
+def test_random_stages_stay_within_the_stated_error(v: int) -> None:
+    """Stages of four to eight layers in any order: 1F1B 0 to +16 %, interleaved -17 to +13 %."""
+    rng = np.random.default_rng(7)
+    low, high = (-1e-9, 0.16) if v == 1 else (-0.17, 0.13)
+    for _ in range(30):
+        p = int(rng.choice([2, 4, 8]))
+        m = p * int(rng.choice([1, 2, 4]))
+        layers = [int(count) for count in rng.integers(4, 9, p * v)]
+        orders = [one_forward_one_backward(rank, p, m) if v == 1 else interleaved(rank, p, m, v) for rank in range(p)]
+        run = simulate(orders, *split(layers), v)
+        closed = closed_form("1f1b" if v == 1 else "interleaved", p, m, layers, v)
+        assert low <= closed.seconds / run.seconds - 1.0 <= high, (p, m, layers)
 
 
 @pytest.mark.parametrize(

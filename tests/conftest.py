@@ -1,0 +1,14 @@
+"""Settings of the whole suite: golden files change only on request, property tests draw the same cases each run."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--update-golden`` rewrites expected outputs instead of comparing with them."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files and the README example")
