@@ -1,4 +1,4 @@
-"""Settings of the whole suite: golden files change only on request, property tests draw the same cases each run."""
+"""Settings of all tests: golden files change only on request, and property tests draw the same cases each run."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--update-golden`` rewrites expected outputs instead of comparing with them."""
-    parser.addoption("--update-golden", action="store_true", help="rewrite golden files and the README example")
+    """``--update-golden`` rewrites tests/golden/expected and the README example instead of comparing with them."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite expected texts from what is printed now")

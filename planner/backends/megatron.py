@@ -126,6 +126,7 @@ class Megatron(Backend):
         # Median of 43 measured runs with expandable segments, which the written environment sets.
         allocator_factor=1.04,
         attention_kernel="vendor",
+        expert_dispatch="once-per-domain",
     )
 
     def tensor_parallel_overlap(self, cluster: Cluster, batch: StrategyBatch) -> FloatArray:

@@ -16,6 +16,9 @@ from planner.specs.batch import FloatArray, IntArray
 _MESSAGE_EXPONENT = 0.7
 """Fits 8 x A100 (0.88), 8 x H100 (0.65), 8 x H200 (0.83) and multi-node sweeps (0.83-0.96) within about 15 %."""
 
+_SWITCH_REDUCE_RANKS = 5
+"""Smallest group that NCCL reduces in the NVLink switch (8 GiB on H200: 363 GB/s at 4 GPUs, 414 to 473 at 5 to 8)."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -23,21 +26,28 @@ class Group:
 
     size: FloatArray
     bus_bytes_per_s: FloatArray
-    """Large-message bus bandwidth per rank."""
+    """Large-message bus bandwidth per rank of rings (all-gather, reduce-scatter)."""
+    reduce_bus_bytes_per_s: FloatArray
+    """The same of all-reduce, which a switch can do for the ranks."""
     half_message_bytes: FloatArray
     latency_s: FloatArray
+    """Least time of a ring."""
+    reduce_latency_s: FloatArray
+    """Least time of an all-reduce, which has trees."""
     crosses: FloatArray
     """1 where the group leaves the fast-link domain, else 0."""
     point_bytes_per_s: FloatArray
     """One rank to one other rank."""
-    exchange_bytes_per_s: FloatArray
-    """All-to-all, per rank, of what leaves the rank."""
+    domains: FloatArray
+    """Fast-link domains over which the group is spread."""
+    inside_exchange_bytes_per_s: float
+    """All-to-all within a domain, per rank."""
+    outside_bytes_per_s: float
+    """What one rank can send out of its domain."""
 
-    def _time(self, volume: FloatArray, message: FloatArray) -> FloatArray:
-        active = self.size > 1
-        safe = np.maximum(message, 1.0)
-        slow = 1.0 + (self.half_message_bytes / safe) ** _MESSAGE_EXPONENT
-        return np.where(active, np.maximum(self.latency_s, volume * slow / self.bus_bytes_per_s), 0.0)
+    def _slow(self, message: FloatArray) -> FloatArray:
+        """How much slower than at large messages."""
+        return 1.0 + (self.half_message_bytes / np.maximum(message, 1.0)) ** _MESSAGE_EXPONENT
 
     @property
     def fraction(self) -> FloatArray:
@@ -46,15 +56,36 @@ class Group:
 
     def all_gather_s(self, full_bytes: FloatArray) -> FloatArray:
         """All-gather (or reduce-scatter) whose gathered tensor has ``full_bytes``."""
-        return self._time(self.fraction * full_bytes, full_bytes)
+        time = self.fraction * full_bytes * self._slow(full_bytes) / self.bus_bytes_per_s
+        return np.where(self.size > 1, np.maximum(self.latency_s, time), 0.0)
 
     def all_reduce_s(self, size_bytes: FloatArray) -> FloatArray:
-        return self._time(2.0 * self.fraction * size_bytes, size_bytes)
+        time = 2.0 * self.fraction * size_bytes * self._slow(size_bytes) / self.reduce_bus_bytes_per_s
+        return np.where(self.size > 1, np.maximum(self.reduce_latency_s, time), 0.0)
 
     def all_to_all_s(self, sent_bytes: FloatArray) -> FloatArray:
-        """Exchange of ``sent_bytes`` per rank, evenly spread over the group."""
-        slow = 1.0 + (self.half_message_bytes / np.maximum(sent_bytes, 1.0)) ** _MESSAGE_EXPONENT
-        time = self.fraction * sent_bytes * slow / self.exchange_bytes_per_s
+        """Exchange of ``sent_bytes`` per rank, evenly spread over the group; what leaves the domain goes through the
+        NICs."""
+        outside = (self.domains - 1.0) / self.domains * sent_bytes
+        inside = np.maximum(self.fraction * sent_bytes - outside, 0.0)
+        return self._exchange(inside, outside, inside + outside)
+
+    def dispatch_s(self, token_bytes: FloatArray, copies: int) -> FloatArray:
+        """Sending ``copies`` of every token to experts spread evenly, at most one copy to each domain over the
+        network.
+
+        A token meets d of the D domains, d = D (1 - (1 - 1/D)^copies) on average; inside its domains it is passed on
+        over the fast links while other tokens travel (DeepEP and hybrid expert-parallel dispatchers)."""
+        met = self.domains * (1.0 - (1.0 - 1.0 / self.domains) ** copies)
+        outside = (self.domains - 1.0) / self.domains * met * token_bytes
+        inside = self.fraction * copies * token_bytes
+        return self._exchange(inside, outside, copies * token_bytes)
+
+    def _exchange(self, inside: FloatArray, outside: FloatArray, message: FloatArray) -> FloatArray:
+        """Both ways at once, each slowed by small messages; the longer decides."""
+        time = self._slow(message) * np.maximum(
+            inside / self.inside_exchange_bytes_per_s, outside / self.outside_bytes_per_s
+        )
         return np.where(self.size > 1, np.maximum(self.latency_s, time), 0.0)
 
     def send_s(self, size_bytes: FloatArray) -> FloatArray:
@@ -74,42 +105,51 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     """Groups of ``size`` ranks that lie ``stride`` ranks apart."""
     cluster, constants = context.cluster, context.constants
     domain = domain_ranks(context)
-    members = np.clip(domain // np.maximum(stride, 1), 1, np.maximum(size, 1)).astype(float)
+    # A group fills a block of size * stride ranks.  Blocks that do not divide the domain straddle its border, and the worst of
+    # them has only gcd(block, domain) ranks on one side.
+    members = np.clip(np.gcd(size * stride, domain) // stride, 1, size).astype(float)
     crosses = size > members
     fabric = cluster.accelerator.fabric
-    inside = _fabric_bus(context, members)
+    inside, reduce_inside = _fabric_bus(context, members)
     nic = _nic_bytes_per_s(context)
-    outside = np.minimum(inside, nic * members)
+    outside = np.minimum(inside / constants.fabric_bus_share, nic * members)
     nodes = np.maximum(size / members, 1.0)
-    latency = np.where(
-        crosses,
-        constants.network_latency_s + constants.network_hop_s * np.maximum(nodes - 1.0, 0.0),
-        constants.fabric_latency_s,
+    doublings = np.log2(nodes)
+    ring = constants.network_latency_s + constants.network_hop_s * (nodes - 1.0)
+    tree = constants.network_latency_s * (1.0 + doublings)
+    half_outside = np.minimum(
+        constants.network_half_message_bytes * (1.0 + doublings), constants.network_half_message_cap_bytes
     )
     exchange_inside = (fabric.all_to_all_bytes_per_s or 0.85 * fabric.bytes_per_s) * constants.fabric_bus_share
-    # What a rank sends outside its domain is the share of the group that lies there.
-    outside_share = np.where(crosses, (size - members) / np.maximum(size - 1.0, 1.0), 0.0)
-    exchange = 1.0 / ((1.0 - outside_share) / exchange_inside + outside_share / nic)
     pair = fabric.pair_bytes_per_s or fabric.bytes_per_s
     return Group(
         size=size.astype(float),
         bus_bytes_per_s=np.where(crosses, outside, inside),
-        half_message_bytes=np.where(crosses, constants.network_half_message_bytes, constants.fabric_half_message_bytes),
-        latency_s=latency,
+        reduce_bus_bytes_per_s=np.where(crosses, outside, reduce_inside),
+        half_message_bytes=np.where(crosses, half_outside, constants.fabric_half_message_bytes),
+        latency_s=np.where(crosses, ring, constants.fabric_latency_s),
+        reduce_latency_s=np.where(crosses, tree, constants.fabric_latency_s),
         crosses=crosses.astype(float),
         point_bytes_per_s=np.where(crosses, np.minimum(nic, pair), pair * constants.fabric_bus_share),
-        exchange_bytes_per_s=exchange,
+        domains=nodes,
+        inside_exchange_bytes_per_s=exchange_inside,
+        outside_bytes_per_s=nic,
     )
 
 
-def _fabric_bus(context: CostContext, members: FloatArray) -> FloatArray:
-    """Bus bandwidth inside the domain; on a mesh a group of n uses n - 1 of the links."""
-    fabric, constants = context.cluster.accelerator.fabric, context.constants
+def _fabric_bus(context: CostContext, members: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """(ring, all-reduce) bus bandwidth inside the domain.
+
+    On a mesh a group of n uses n - 1 of the links; NVLink switches reduce for groups of five or more.
+    """
+    fabric, share = context.cluster.accelerator.fabric, context.constants.fabric_bus_share
     listed = fabric.all_gather_bus_bytes_per_s or fabric.all_reduce_bus_bytes_per_s or 0.8 * fabric.bytes_per_s
-    full = np.full(len(members), listed * constants.fabric_bus_share)
+    ring = np.full(len(members), listed * share)
     if fabric.topology == "mesh" and fabric.domain_gpus > 1:
-        return full * np.minimum(1.0, (members - 1.0).clip(1.0) / (fabric.domain_gpus - 1))
-    return full
+        ring = ring * np.minimum(1.0, (members - 1.0).clip(1.0) / (fabric.domain_gpus - 1))
+    if fabric.switch_reduce_bus_bytes_per_s is None:
+        return ring, ring
+    return ring, np.where(members >= _SWITCH_REDUCE_RANKS, fabric.switch_reduce_bus_bytes_per_s * share, ring)
 
 
 def _nic_bytes_per_s(context: CostContext) -> float:

@@ -38,6 +38,7 @@ class Constants:
     fabric_latency_s: float
     network_share: float
     network_half_message_bytes: float
+    network_half_message_cap_bytes: float
     network_latency_s: float
     network_hop_s: float
     overlap_slowdown: float

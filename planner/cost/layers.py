@@ -222,9 +222,14 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     moe = context.model.moe
     if kind[1] != "moe" or moe is None:
         return Term("expert-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
-    sent = moe.top_k * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
-    both = 2.0 * groups.expert.all_to_all_s(sent)
-    return Term("expert-parallel traffic", both, both.copy(), "2 (e-1)/e K N h / B each way", communication=True)
+    token = work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
+    if context.backend.habits.expert_dispatch == "once-per-domain":
+        both = 2.0 * groups.expert.dispatch_s(token, moe.top_k)
+    else:
+        both = 2.0 * groups.expert.all_to_all_s(moe.top_k * token)
+    return Term(
+        "expert-parallel traffic", both, both.copy(), "dispatch and combine of K copies, each way", communication=True
+    )
 
 
 def _host_floor(work: Work, kind: LayerKind) -> FloatArray:

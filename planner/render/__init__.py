@@ -66,10 +66,19 @@ def render_plan(
         told["job.sbatch"] = "a Slurm job that runs launch.sh on every node"
     if plan.backend == "deepspeed":
         files |= deepspeed_scripts(document, bundle.launch, names)
-        told["launch_deepspeed.sh"] = "starts the job with DeepSpeed's launcher, from the first node"
-        told["hostfile"] = "the nodes for it" + ("" if hosts else "; the names are placeholders")
-        told[".deepspeed_env"] = "the variables it copies to the other nodes"
+        told |= _deepspeed_told(len(names), placeholders=not hosts)
     told["plan.json"] = "the plan, its estimate, its assumptions and its alternatives"
     files["plan.json"] = json.dumps(document.to_json_dict(), indent=2) + "\n"
     files["README.md"] = readme(document, plan, bundle, get_backend(plan.backend).title, told)
     return files
+
+
+def _deepspeed_told(nodes: int, *, placeholders: bool) -> dict[str, str]:
+    """What the files for DeepSpeed's own launcher are."""
+    if nodes == 1:
+        return {"launch_deepspeed.sh": "starts the job with DeepSpeed's launcher"}
+    return {
+        "launch_deepspeed.sh": "starts the job with DeepSpeed's launcher, from the first node",
+        "hostfile": "the nodes for it" + ("; the names are placeholders" if placeholders else ""),
+        ".deepspeed_env": "the variables it copies to the other nodes",
+    }

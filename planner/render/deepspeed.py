@@ -196,14 +196,17 @@ def _usage(*, pipeline: bool, ulysses: bool, leaf: bool) -> list[str]:
     """The calls of a training script, in order, for the docstring of ``parallel_setup.py``."""
     if pipeline:
         return [
+            "deepspeed.init_distributed()",
             "model = pipeline(layers, loss_function, DecoderLayer)    # LayerSpec of every module, embedding to head",
             "engine = initialize(model)",
             "loss = engine.train_batch(iterator)                      # all micro-batches of a step",
         ]
-    lines = ["mpu = register_ulysses(name_or_path)                     # before the model is loaded"] if ulysses else []
+    lines = ["deepspeed.init_distributed()"]
+    if ulysses:
+        lines.append("mpu = register_ulysses(name_or_path)    # before the model is loaded")
     lines.append("model = AutoModelForCausalLM.from_pretrained(name_or_path)")
     if leaf:
-        lines.append("mark_experts(model, SparseMoeBlock)                      # the class of the expert layer in your model")
+        lines.append("mark_experts(model, SparseMoeBlock)    # the class of the expert layer in your model")
     lines.append(f"engine = initialize(model{', mpu' if ulysses else ''})")
     if ulysses:
         lines.append("loader = split_batches(loader, engine.device)")

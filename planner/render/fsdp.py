@@ -154,6 +154,11 @@ def notes(model: ModelSpec, strategy: Strategy) -> tuple[str, ...]:
         )
     if strategy.precision == "fp16":
         texts.append("fp16 needs loss scaling: wrap the optimizer step in `torch.amp.GradScaler`.")
+    if strategy.offload.device == "cpu":
+        texts.append(
+            'Gradients lie in host memory: start with `init_process_group("cpu:gloo,cuda:nccl")`, as the example does, so that their '
+            "norm can be reduced."
+        )
     if strategy.cp > 1:
         texts.append(
             "Context parallelism replaces scaled_dot_product_attention inside `shard_sequence`: the model must call it with "

@@ -83,7 +83,7 @@ def _cores(cluster: Cluster) -> int:
 
 
 def deepspeed_scripts(document: PlanDocument, launch: Launch, hosts: Sequence[str]) -> dict[str, str]:
-    """``launch_deepspeed.sh``, the ``hostfile`` it reads, and the variables that its launcher copies to the other nodes."""
+    """``launch_deepspeed.sh``; for several nodes the ``hostfile`` it reads and the variables that it copies to them, too."""
     cluster = document.request.cluster
     script = fill(
         "launch/deepspeed.sh.j2",
@@ -98,6 +98,8 @@ def deepspeed_scripts(document: PlanDocument, launch: Launch, hosts: Sequence[st
             "arguments": launch.arguments,
         },
     )
+    if cluster.nodes == 1:
+        return {"launch_deepspeed.sh": script}
     hostfile = "".join(f"{host} slots={cluster.local_gpus}\n" for host in hosts)
     environment = "".join(f"{variable.name}={variable.value}\n" for variable in launch.variables)
     return {"launch_deepspeed.sh": script, "hostfile": hostfile, ".deepspeed_env": environment}

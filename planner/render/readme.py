@@ -50,6 +50,7 @@ def readme(document: PlanDocument, plan: Plan, bundle: Bundle, title: str, files
             "files": files,
             "slurm": "job.sbatch" in files,
             "deepspeed_launcher": "launch_deepspeed.sh" in files,
+            "hostfile": "hostfile" in files,
         },
     )
 
@@ -80,7 +81,7 @@ def strategy_rows(s: Strategy) -> list[tuple[str, str]]:
     rows = [
         ("tensor parallel", f"{s.tp}" + (" with sequence parallelism" if s.sequence_parallel else "")),
         ("context parallel", f"{s.cp}"),
-        ("pipeline stages", f"{s.pp} x {s.vpp} chunks ({s.pipeline_schedule})" if s.vpp > 1 else f"{s.pp} ({s.pipeline_schedule})"),
+        ("pipeline stages", _pipeline(s)),
         ("expert parallel", f"{s.ep} (tensor parallel inside an expert: {s.etp})"),
         ("data parallel", f"{s.dp}"),
         ("ZeRO stage", f"{s.zero_stage}, sharded over {s.shard_degree} GPUs"),
@@ -96,6 +97,12 @@ def strategy_rows(s: Strategy) -> list[tuple[str, str]]:
         rows.append(("second, nearer shard", f"{s.secondary_shard_degree} GPUs"))
     skip = {("context parallel", "1"), ("expert parallel", "1 (tensor parallel inside an expert: 1)")}
     return [row for row in rows if row not in skip]
+
+
+def _pipeline(s: Strategy) -> str:
+    if s.pp == 1:
+        return "1"
+    return f"{s.pp} x {s.vpp} chunks ({s.pipeline_schedule})" if s.vpp > 1 else f"{s.pp} ({s.pipeline_schedule})"
 
 
 def _recompute(s: Strategy) -> str:
@@ -141,7 +148,13 @@ def memory_table(tree: Breakdown) -> str:
 
 
 def headroom(plan: Plan) -> str:
-    """How far the estimate is from the limit."""
+    """How far the estimate is from the limit, as a sentence."""
     e = plan.estimate
     left = e.memory_limit_bytes - e.peak_memory_bytes
-    return f"{gib(left)} of {gib(e.memory_limit_bytes)} ({percent(left / e.memory_limit_bytes)})"
+    share = percent(abs(left) / e.memory_limit_bytes)
+    if left < 0:
+        return f"the estimate is {gib(-left)} ({share}) above the limit of {gib(e.memory_limit_bytes)}: expect it to fail."
+    return (
+        f"the plan leaves {gib(left)} of {gib(e.memory_limit_bytes)} ({share}) free on the worst GPU. Anything else that lives on the "
+        "GPU (evaluation, logging of activations, a second model) comes out of that."
+    )

@@ -254,8 +254,10 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
     first_last = ends_by_kind(inner, model.first_time_s, model.last_time_s)
     lowest = least_level(slope, first_last, rank_kinds(inner), layers, least)
     level = least_where(lowest, lowest + (slope + again)[:, 0] * layers + ends.max(axis=1), enough)
+    impossible = ~np.isfinite(level)
+    level = np.where(impossible, 0.0, level)
     if not group.counted.any():
-        return _pipeline(inner, level, np.zeros(len(inner)))
+        return np.where(impossible, np.inf, _pipeline(inner, level, np.zeros(len(inner))))
     loosest = _least_total(inner, needs)
     cheapest = model.recompute_time_s.min(axis=1)
     best = np.full(len(inner), np.inf)
@@ -266,7 +268,8 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
         recomputed = np.maximum(loosest, total * cheapest)
         best = np.where(slack >= 0, np.minimum(best, _pipeline(inner, level, recomputed)), best)
         level = _next_level(slope, again, spread, ends, most, caps)
-    return np.minimum(best, _pipeline(inner, np.where(np.isfinite(level), level, 1e300), loosest))
+    best = np.minimum(best, _pipeline(inner, np.where(np.isfinite(level), level, 1e300), loosest))
+    return np.where(impossible, np.inf, best)
 
 
 def _next_level(

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from planner.search.inner import Inner
 from planner.search.scaling import to_integer, to_integers, unit_for
-from planner.search.variables import Expr, Variables
+from planner.search.variables import Expr, RunForm, Variables
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Units:
 
 def add_constraints(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> list[Expr]:
     """All constraints; returns each rank's peak memory expressions in memory units (before the limit is applied)."""
-    if not variables.edges:
-        _all_layers_placed(model, variables, inner)
+    if isinstance(variables.form, RunForm):
+        _all_layers_placed(model, variables.form, inner)
+        _stages_in_model_order(model, variables.form, inner)
         if inner.group.counted[0]:
-            _recomputation_realisable(model, variables, inner)
-        if _middle_ranks_ordered(inner):
-            _order_middle_ranks(model, variables)
+            _recomputation_realisable(model, variables.form, variables.most)
+        _equal_ranks_ordered(model, variables.form, inner)
     _slowest_rank(model, variables, inner, units)
     _longest_tail(model, variables, inner, units)
     peaks = _peaks(variables, inner, units)
@@ -41,40 +41,53 @@ def add_constraints(model: cp_model.CpModel, variables: Variables, inner: Inner,
     return peaks
 
 
-def _all_layers_placed(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
-    """Ensures that the ranks together hold every layer once."""
-    model.add(sum(rank[0] for rank in variables.layers) == inner.layers)
+def _all_layers_placed(model: cp_model.CpModel, form: RunForm, inner: Inner) -> None:
+    """Ensures that the virtual stages together hold every layer of both runs once."""
+    main = sum(head.main for head in form.heads) + sum(share.layers for share in form.shares)
+    model.add(main == int(inner.totals[-1]))
+    if form.heads:
+        model.add(sum(head.lead for head in form.heads) == int(inner.totals[0]))
 
 
-def _recomputation_realisable(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
-    """Ensures that some split of a rank's layers into chunks recomputes exactly the rank's number.
+def _stages_in_model_order(model: cp_model.CpModel, form: RunForm, inner: Inner) -> None:
+    """Ensures that every head stage holds a layer, and that none of the main run precedes one of the leading run."""
+    for head in form.heads:
+        model.add(head.lead + head.main >= 1)
+    for index, (earlier, later) in enumerate(zip(form.heads, form.heads[1:], strict=False)):
+        goes_on = model.new_bool_var(f"leading run goes on after {index}")
+        model.add(later.lead <= int(inner.totals[0]) * goes_on)
+        model.add(earlier.main <= int(inner.totals[-1]) * (1 - goes_on))
 
-    With at most N in each of v chunks of at least one layer, every number from min(l, N + v - 1), all surplus in one chunk,
-    to min(l, v * N), equal chunks, can be had.
+
+def _recomputation_realisable(model: cp_model.CpModel, form: RunForm, most: Expr) -> None:
+    """Ensures that some split of a rank's layers into stages recomputes exactly the rank's number.
+
+    With at most N in each of v stages of at least one layer, every number from min(l, N + v - 1), all surplus in one stage,
+    to min(l, v * N), equal stages, can be had.
     """
-    v = inner.group.vpp
-    for (layers,), (recomputed,) in zip(variables.layers, variables.recomputed, strict=True):
-        if v == 1:
-            model.add_min_equality(recomputed, [layers, variables.most])
-            continue
-        fewest = model.new_int_var(0, inner.layers, "")
-        model.add_min_equality(fewest, [layers, variables.most + v - 1])
-        model.add(recomputed >= fewest)
-        model.add(recomputed <= layers)
-        model.add(recomputed <= v * variables.most)
+    for share in form.shares:
+        if share.stages == 1:
+            model.add_min_equality(share.recomputed, [share.layers, most])
+        elif share.stages > 1:
+            fewest = model.new_int_var(0, 2**20, "")
+            model.add_min_equality(fewest, [share.layers, most + share.stages - 1])
+            model.add(share.recomputed >= fewest)
+            model.add(share.recomputed <= share.layers)
+            model.add(share.recomputed <= share.stages * most)
 
 
-def _middle_ranks_ordered(inner: Inner) -> bool:
-    """Whether middle ranks can be sorted without loss: later ones hold no more micro-batches, and layers decide the rest."""
-    flight = inner.model.in_flight[0, 1:-1]
-    return bool((flight[:-1] >= flight[1:]).all()) and (inner.group.vpp == 1 or not inner.group.counted[0])
+def _equal_ranks_ordered(model: cp_model.CpModel, form: RunForm, inner: Inner) -> None:
+    """Ensures that of all equally good arrangements of equal ranks only the ascending one is searched.
 
-
-def _order_middle_ranks(model: cp_model.CpModel, variables: Variables) -> None:
-    """Ensures that of all equally good arrangements of the middle ranks only the ascending one is searched."""
-    middle = variables.layers[1:-1]
-    for (earlier,), (later,) in zip(middle, middle[1:], strict=False):
-        model.add(earlier <= later)
+    Later ranks hold no more micro-batches, so sorting loses nothing where the layers alone decide what is recomputed.
+    """
+    middle = range(max(len(form.heads), 1), inner.group.pp - 1)
+    if not middle or (inner.group.vpp > 1 and inner.group.counted[0]):
+        return
+    flight = inner.model.in_flight[0, middle.start : middle.stop]
+    if (flight[:-1] >= flight[1:]).all():
+        for rank in middle[:-1]:
+            model.add(form.shares[rank].layers <= form.shares[rank + 1].layers)
 
 
 def _slowest_rank(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> None:

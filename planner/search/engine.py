@@ -25,15 +25,22 @@ __all__ = ["Problem", "search"]
 
 
 def search(
-    problem: Problem, *, top: int = 5, time_limit_s: float | None = None, progress: ProgressCallback | None = None
+    problem: Problem,
+    *,
+    top: int = 5,
+    time_limit_s: float | None = None,
+    progress: ProgressCallback | None = None,
+    explain: bool = True,
 ) -> Outcome:
     """The best plan of the problem's backend and up to ``top`` alternatives on other meshes.
+
+    ``explain`` looks for the nearest miss and for changes that help when nothing fits (more searches).
 
     Raises InputError for pins that leave nothing, TimeLimitError when the limit ends the search before any plan is found.
     """
     run = _Run(problem, top, time_limit_s, progress)
     outcome = run.search()
-    if outcome.status == "infeasible":
+    if outcome.status == "infeasible" and explain:
         report = explain_infeasible(problem, run.space, outcome.rejected, feasible)
         outcome = replace(outcome, infeasible=report)
     return replace(outcome, seconds=time.perf_counter() - run.started)

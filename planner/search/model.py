@@ -13,10 +13,9 @@ from ortools.sat.python import cp_model
 
 from planner.search.bounds import Needs
 from planner.search.constraints import Units, add_constraints
-from planner.search.incumbent import spread_over_chunks
 from planner.search.inner import Inner
 from planner.search.objective import below, constant_s, peak_memory, step_time, units_for
-from planner.search.variables import Expr, Variables, make_variables
+from planner.search.variables import EdgeForm, Expr, Variables, add_hint, make_variables
 from planner.specs.batch import IntArray
 
 SolveStatus = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -62,8 +61,7 @@ def solve(
     if np.isfinite(cutoff_s):
         below(model, time, inner, units, cutoff_s)
     if hint is not None:
-        ranks = hint.layout.reshape(inner.group.vpp, inner.group.pp).sum(axis=0)
-        variables.hint(model, [int(x) for x in hint.layout], [int(x) for x in ranks], hint.recomputed, hint.step)
+        add_hint(model, variables, inner, hint.layout, hint.recomputed, hint.step)
     solver = _solver(time_limit_s)
     if minimise_memory:
         peak = peak_memory(model, peaks)
@@ -119,14 +117,20 @@ def _value(solver: cp_model.CpSolver, variable: Expr) -> int:
 
 def _layout(solver: cp_model.CpSolver, variables: Variables, inner: Inner, most: int) -> IntArray:
     """(S,) layers of the virtual stages."""
-    if variables.edges:
-        return np.diff(np.array([_value(solver, edge) for edge in variables.edges], dtype=np.int64))
-    ranks = np.array([_value(solver, rank[0]) for rank in variables.layers], dtype=np.int64)
-    if not inner.group.counted[0]:
-        return np.asarray(spread_over_chunks(ranks[None, :], inner.group.vpp)[0])
-    again = [_value(solver, rank[0]) for rank in variables.recomputed]
-    chunks = [split_rank(int(held), count, most, inner.group.vpp) for held, count in zip(ranks, again, strict=True)]
-    return np.array(chunks, dtype=np.int64).T.reshape(-1)
+    form = variables.form
+    if isinstance(form, EdgeForm):
+        edges = [_value(solver, edge) for edge in form.edges]
+        return np.array([after - before for before, after in zip(edges, edges[1:], strict=False)], dtype=np.int64)
+    layout = np.zeros(inner.stages, dtype=np.int64)
+    for stage, head in enumerate(form.heads):
+        layout[stage] = _value(solver, head.lead) + _value(solver, head.main)
+    for rank, share in enumerate(form.shares):
+        if share.stages:
+            held = _value(solver, share.layers)
+            again = _value(solver, share.recomputed) if inner.group.counted[0] else held
+            mine = [s for s in range(rank, inner.stages, inner.group.pp) if s >= len(form.heads)]
+            layout[mine] = split_rank(held, again, most, share.stages)
+    return layout
 
 
 def split_rank(held: int, recomputed: int, most: int, chunks: int) -> list[int]:

@@ -1,93 +1,146 @@
-"""The decisions of one candidate as solver variables.
+"""The decisions of one candidate as solver variables, in one of two forms.
 
-Where all layers are alike only a rank's total matters, so there is one count a rank; otherwise the boundaries of the virtual
-stages are variables and prefix sums give each rank's layers of every kind.
+Where layers come as a run of one kind, perhaps after a short run of another (dense layers before a mixture of experts), only the
+first few virtual stages differ and every other one counts by its rank's total: ``RunForm``, linear and free of symmetric copies.
+Otherwise the boundaries of the stages are variables, and prefix sums give each stage's layers of every kind: ``EdgeForm``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.search.bounds import Needs
 from planner.search.inner import Inner
+from planner.specs.batch import IntArray
 
 Expr = Any
 """A linear expression of the solver, or an int."""
+
+TIME_LIMIT_UNITS = 2**48
+"""Domain of time variables; expressions are scaled to at most about 2**40 units, so nothing reaches it."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A virtual stage that may hold layers of the leading kind: ``lead`` of them, then ``main`` of the other kind."""
+
+    lead: Expr
+    main: Expr
+    again_lead: Expr
+    again: Expr
+    """Recomputed layers, of the leading kind and in all: min(most, layers)."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank holds in its virtual stages of the main kind alone."""
+
+    stages: int
+    """How many such stages it has."""
+    layers: Expr
+    recomputed: Expr
+
+
+@dataclass(frozen=True)
+class RunForm:
+    """Identity: layers = leading run over ``heads`` + main run over ``heads`` and ``shares``."""
+
+    heads: list[Head]
+    shares: list[Share]
+
+
+@dataclass(frozen=True)
+class EdgeForm:
+    """``edges[k]`` layers lie before virtual stage k."""
+
+    edges: list[Expr]
 
 
 @dataclass(frozen=True)
 class Variables:
     """Solver variables of one candidate; ``layers[rank][kind]`` and so on."""
 
+    form: RunForm | EdgeForm
     layers: list[list[Expr]]
     recomputed: list[list[Expr]]
     """Zero where recomputation is not open."""
-    offloaded: list[list[Expr]]
-    """offload steps * layers."""
     most: Expr
     """Recomputed layers of a virtual stage, at most."""
     step: Expr
     """The offloaded share is step / steps."""
-    edges: list[Expr]
-    """Layers before each virtual stage, and all of them at the end; empty where all layers are alike."""
     slowest: Expr
     """Time of the slowest rank, in time units."""
     tail: Expr
     """Longest tail of a rank, in objective units."""
-
-    def hint(self, model: cp_model.CpModel, layout: list[int], ranks: list[int], most: int, step: int) -> None:
-        """Tell the solver a known solution: its virtual stages, rank totals, recomputed layers and offload steps."""
-        if self.edges:
-            for index, edge in enumerate(self.edges[1:-1], start=1):
-                model.add_hint(edge, sum(layout[:index]))
-        else:
-            for rank, held in enumerate(ranks):
-                model.add_hint(self.layers[rank][0], held)
-        for variable, value in ((self.most, most), (self.step, step)):
-            if not isinstance(variable, int):
-                model.add_hint(variable, value)
+    offloaded: list[list[Expr]] = field(default_factory=list)
+    """offload step * layers."""
 
 
-TIME_LIMIT_UNITS = 2**48
-"""Domain of time variables; expressions are scaled to at most 2**40 units, so nothing reaches it."""
+def leading_run(inner: Inner) -> int | None:
+    """Layers of another kind before the main run; None if the kinds alternate."""
+    totals = inner.totals
+    if len(totals) == 1:
+        return 0
+    lead = int(totals[0])
+    return lead if len(totals) == 2 and int(inner.kind_prefix[lead, 0]) == lead else None
 
 
 def make_variables(model: cp_model.CpModel, inner: Inner, needs: Needs) -> Variables:
     """Variables of the single candidate in ``inner``; integers where there is nothing to decide."""
-    counted, steps = bool(inner.group.counted[0]), int(inner.group.steps[0])
-    low, high = int(needs.step[0]), int(needs.most_steps[0])
+    steps, low, high = int(inner.group.steps[0]), int(needs.step[0]), int(needs.most_steps[0])
     step: Expr = model.new_int_var(low, high, "step") if steps and low < high else low
+    counted = bool(inner.group.counted[0])
     most: Expr = model.new_int_var(int(needs.recomputed[0]), inner.max_recomputed, "most") if counted else 0
-    if len(inner.totals) == 1:
-        layers, recomputed, edges = _alike(model, inner, counted)
+    lead = leading_run(inner)
+    if lead is None:
+        form, layers, recomputed = _edge_form(model, inner, most if counted else None)
     else:
-        layers, recomputed, edges = _mixed(model, inner, most if counted else None)
-    return Variables(
-        layers=layers,
-        recomputed=recomputed,
-        offloaded=[[_times(model, step, count, inner.layers, high) for count in rank] for rank in layers],
-        most=most,
-        step=step,
-        edges=edges,
-        slowest=model.new_int_var(0, TIME_LIMIT_UNITS, "slowest"),
-        tail=model.new_int_var(-TIME_LIMIT_UNITS, TIME_LIMIT_UNITS, "tail"),
-    )
+        form, layers, recomputed = _run_form(model, inner, lead, most if counted else None)
+    offloaded = [[_times(model, step, count, inner.layers, high) for count in rank] for rank in layers]
+    slowest = model.new_int_var(0, TIME_LIMIT_UNITS, "slowest")
+    tail = model.new_int_var(-TIME_LIMIT_UNITS, TIME_LIMIT_UNITS, "tail")
+    return Variables(form, layers, recomputed, most, step, slowest, tail, offloaded)
 
 
-def _alike(model: cp_model.CpModel, inner: Inner, counted: bool) -> tuple[list[list[Expr]], list[list[Expr]], list[Expr]]:
-    ranks, least = range(inner.group.pp), inner.group.vpp
-    top = inner.layers - (inner.group.pp - 1) * least
-    layers: list[list[Expr]] = [[model.new_int_var(least, top, f"layers[{rank}]")] for rank in ranks]
-    recomputed: list[list[Expr]] = [[model.new_int_var(0, top, f"recomputed[{rank}]") if counted else 0] for rank in ranks]
-    return layers, recomputed, []
+Built = tuple[RunForm | EdgeForm, list[list[Expr]], list[list[Expr]]]
 
 
-def _mixed(
-    model: cp_model.CpModel, inner: Inner, most: Expr | None
-) -> tuple[list[list[Expr]], list[list[Expr]], list[Expr]]:
+def _run_form(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | None) -> Built:
+    ranks, main = range(inner.group.pp), int(inner.totals[-1])
+    heads = [_head(model, inner, lead, most, s) for s in range(min(lead, inner.stages))]
+    shares = []
+    for rank in ranks:
+        stages = len(range(rank, inner.stages, inner.group.pp)) - len(range(rank, len(heads), inner.group.pp))
+        layers: Expr = model.new_int_var(stages, main, f"layers[{rank}]") if stages else 0
+        again: Expr = model.new_int_var(0, main, f"recomputed[{rank}]") if stages and most is not None else 0
+        shares.append(Share(stages, layers, again))
+    held, recomputed = [], []
+    for rank in ranks:
+        mine = heads[rank :: inner.group.pp]
+        held.append([sum(h.lead for h in mine), sum(h.main for h in mine) + shares[rank].layers])
+        again_lead = sum(h.again_lead for h in mine)
+        recomputed.append([again_lead, sum(h.again for h in mine) - again_lead + shares[rank].recomputed])
+    first = 0 if len(inner.totals) == 2 else 1
+    return RunForm(heads, shares), [row[first:] for row in held], [row[first:] for row in recomputed]
+
+
+def _head(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | None, stage: int) -> Head:
+    leading = model.new_int_var(0, lead, f"lead[{stage}]")
+    rest = model.new_int_var(0, int(inner.totals[-1]), f"main[{stage}]")
+    if most is None:
+        return Head(leading, rest, 0, 0)
+    again_lead = model.new_int_var(0, lead, f"again_lead[{stage}]")
+    again = model.new_int_var(0, inner.max_recomputed, f"again[{stage}]")
+    model.add_min_equality(again_lead, [most, leading])
+    model.add_min_equality(again, [most, leading + rest])
+    return Head(leading, rest, again_lead, again)
+
+
+def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Built:
     stages, total = inner.stages, inner.layers
     edges: list[Expr] = [0]
     edges += [model.new_int_var(k, total - stages + k, f"edge[{k}]") for k in range(1, stages)]
@@ -104,12 +157,11 @@ def _mixed(
             model.add(end == edges[s] + count)
             after = _prefix(model, inner, end, f"end[{s}]")
             again[s] = [after[k] - before[s][k] for k in kinds]
-    of_rank = [[s for s in range(stages) if s % inner.group.pp == rank] for rank in ranks]
 
     def total_of(parts: list[list[Expr]]) -> list[list[Expr]]:
-        return [[sum(parts[s][k] for s in of_rank[rank]) for k in kinds] for rank in ranks]
+        return [[sum(part[k] for part in parts[rank :: inner.group.pp]) for k in kinds] for rank in ranks]
 
-    return total_of(held), total_of(again), edges
+    return EdgeForm(edges), total_of(held), total_of(again)
 
 
 def _prefix(model: cp_model.CpModel, inner: Inner, edge: Expr, name: str) -> list[Expr]:
@@ -125,9 +177,28 @@ def _prefix(model: cp_model.CpModel, inner: Inner, edge: Expr, name: str) -> lis
 
 
 def _times(model: cp_model.CpModel, step: Expr, count: Expr, layers: int, most_steps: int) -> Expr:
-    """The product of an offload step and a layer count; linear when the step is fixed."""
-    if isinstance(step, int):
+    """The product of an offload step and a layer count; linear when one of them is fixed."""
+    if isinstance(step, int) or isinstance(count, int):
         return step * count
     product = model.new_int_var(0, layers * most_steps, "")
     model.add_multiplication_equality(product, [step, count])
     return product
+
+
+def add_hint(model: cp_model.CpModel, variables: Variables, inner: Inner, layout: IntArray, most: int, step: int) -> None:
+    """Tell the solver a known solution: virtual stages, recomputed layers, offload steps."""
+    pairs: list[tuple[Expr, int]] = [(variables.most, most), (variables.step, step)]
+    ends = np.cumsum(layout)
+    if isinstance(variables.form, EdgeForm):
+        pairs += list(zip(variables.form.edges[1:], (int(end) for end in ends), strict=True))
+    else:
+        lead, heads = leading_run(inner) or 0, variables.form.heads
+        for s, head in enumerate(heads):
+            leading = max(0, min(int(ends[s]), lead) - int(ends[s] - layout[s]))
+            pairs += [(head.lead, leading), (head.main, int(layout[s]) - leading)]
+        for rank, share in enumerate(variables.form.shares):
+            mine = [s for s in range(rank, inner.stages, inner.group.pp) if s >= len(heads)]
+            pairs.append((share.layers, int(layout[mine].sum())))
+    for variable, value in pairs:
+        if not isinstance(variable, int):
+            model.add_hint(variable, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from planner.specs.cluster import (
@@ -129,3 +130,152 @@ def document(
         ),
         search=SearchReport(status="optimal", best_bound_s=10.0, gap=0.0, candidates=100, solved=3, seconds=0.5),
     )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan to render, and how."""
+
+    document: PlanDocument
+    launcher: str = "torchrun"
+    hosts: tuple[str, ...] = ()
+
+
+def case_names(backend: str = "") -> list[str]:
+    """Names of all cases, or of those of one backend."""
+    return [name for name, case in CASES.items() if not backend or case.document.best.backend == backend]
+
+
+FULL = Recompute(mode="full")
+SELECTIVE = Recompute(mode="selective", modules=("attention", "every-second-matmul"))
+MEGATRON_70B: dict[str, Any] = {
+    "tp": 8,
+    "sequence_parallel": True,
+    "pp": 4,
+    "pipeline_schedule": "1f1b",
+    "dp": 4,
+    "zero_stage": 1,
+    "shard_degree": 4,
+}
+
+CASES: dict[str, Case] = {
+    "megatron-dense-interleaved": Case(
+        document(
+            "megatron",
+            MEGATRON_70B
+            | {"cp": 2, "dp": 2, "vpp": 5, "pipeline_schedule": "interleaved", "layers_per_stage": (4,) * 20},
+        ),
+        launcher="slurm",
+    ),
+    "megatron-uneven-layout": Case(
+        document("megatron", MEGATRON_70B | {"layers_per_stage": (19, 21, 21, 19)}),
+        hosts=tuple(f"gpu-{index}.example.org" for index in range(16)),
+    ),
+    "megatron-moe": Case(
+        document(
+            "megatron",
+            {
+                "pp": 16,
+                "pipeline_schedule": "interleaved",
+                "vpp": 2,
+                "layers_per_stage": (2,) * 30 + (1, 0),
+                "ep": 64,
+                "dp": 64,
+                "zero_stage": 1,
+                "shard_degree": 64,
+                "seq_len": 4096,
+                "global_batch": 4096,
+            },
+            model=DEEPSEEK_V3,
+            recompute=Recompute(mode="selective", modules=("layernorm", "moe_act", "mla_up_proj")),
+        )
+    ),
+    "megatron-recompute-block": Case(
+        document(
+            "megatron",
+            MEGATRON_70B | {"layers_per_stage": (20,) * 4},
+            recompute=Recompute(mode="full", layers_per_stage=(7,) * 4),
+        )
+    ),
+    "megatron-offload": Case(
+        document(
+            "megatron",
+            {"tp": 8, "sequence_parallel": True, "zero_stage": 1, "global_batch": 64},
+            recompute=FULL,
+            offload=Offload(optimizer=0.65, device="cpu"),
+        )
+    ),
+    "megatron-fp8-blackwell": Case(
+        document(
+            "megatron",
+            {"tp": 2, "sequence_parallel": True, "dp": 4, "zero_stage": 1, "shard_degree": 4, "precision": "fp8"},
+            model=LLAMA_8B,
+            device=accelerator("b200", "Blackwell"),
+        )
+    ),
+    "deepspeed-zero3": Case(
+        document(
+            "deepspeed",
+            {"dp": 16, "zero_stage": 3, "shard_degree": 16, "secondary_shard_degree": 8, "micro_batch": 2},
+            recompute=FULL,
+        )
+    ),
+    "deepspeed-zero3-nvme": Case(
+        document(
+            "deepspeed",
+            {"dp": 8, "zero_stage": 3, "shard_degree": 8},
+            recompute=FULL,
+            offload=Offload(optimizer=1, device="nvme", parameters="nvme"),
+        )
+    ),
+    "deepspeed-zero2-offload": Case(
+        document(
+            "deepspeed",
+            {"dp": 8, "zero_stage": 2, "shard_degree": 8},
+            model=LLAMA_8B,
+            offload=Offload(optimizer=1, device="cpu"),
+        )
+    ),
+    "deepspeed-pipeline": Case(
+        document(
+            "deepspeed",
+            {
+                "dp": 4,
+                "pp": 4,
+                "pipeline_schedule": "1f1b",
+                "layers_per_stage": (8,) * 4,
+                "zero_stage": 1,
+                "shard_degree": 4,
+            },
+            model=LLAMA_8B,
+            recompute=FULL,
+        )
+    ),
+    "deepspeed-ulysses": Case(
+        document("deepspeed", {"dp": 2, "cp": 8, "zero_stage": 3, "shard_degree": 16}, model=LLAMA_8B, recompute=FULL)
+    ),
+    "deepspeed-autotp": Case(
+        document("deepspeed", {"tp": 8, "dp": 2, "zero_stage": 1, "shard_degree": 2}, model=LLAMA_8B),
+        launcher="slurm",
+    ),
+    "fsdp-full": Case(
+        document("fsdp", {"dp": 64, "zero_stage": 3, "shard_degree": 64, "micro_batch": 2}, recompute=SELECTIVE)
+    ),
+    "fsdp-hybrid": Case(
+        document(
+            "fsdp",
+            {"dp": 4, "cp": 4, "zero_stage": 2, "shard_degree": 8},
+            model=LLAMA_8B,
+            recompute=Recompute(mode="full", layers_per_stage=(12,)),
+        )
+    ),
+    "fsdp-tensor": Case(
+        document(
+            "fsdp",
+            {"tp": 4, "sequence_parallel": True, "dp": 2, "zero_stage": 3, "shard_degree": 2},
+            model=LLAMA_8B,
+            recompute=FULL,
+        )
+    ),
+}
+"""Every rendered situation: the golden files and the checks of all scripts run over these."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from planner.catalog import load_accelerator, load_model
 from planner.errors import InputError
 from planner.service import ClusterInput, JobInput, resolve_cluster, resolve_job, resolve_model
-from planner.service.inputs import count_with_suffix
+from planner.service.inputs import count_with_suffix, read_mapping
 from planner.service.jobs import default_global_batch
 from planner.service.layout import near_even
 from planner.service.pins import parse_pins
@@ -168,3 +172,42 @@ def test_accelerators_have_a_node() -> None:
         per_node = resolve_cluster(ClusterInput(gpu=name, nodes=1)).cluster
         assert per_node.accelerator == load_accelerator(name)
         assert per_node.gpus == per_node.gpus_per_node
+
+
+@pytest.mark.parametrize("gpus", [True, 8.0, "8", float("nan"), -1, 10**30, None])
+def test_library_callers_are_checked_too(gpus: Any) -> None:
+    """Booleans, floats and text are no GPU counts, also without the command line in front."""
+    with pytest.raises(InputError) as caught:
+        resolve_cluster(ClusterInput(gpu="h100", gpus=gpus))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "job", [{"seq_len": True}, {"global_batch": True}, {"global_batch": 1.5}, {"memory_margin": "0"}]
+)
+def test_library_jobs_are_checked_too(job: dict[str, Any]) -> None:
+    """The same for the job."""
+    cluster = resolve_cluster(ClusterInput(gpu="h100", gpus=8)).cluster
+    with pytest.raises(InputError):
+        resolve_job(JobInput(**job), load_model("llama-3.1-8b").spec, cluster)
+
+
+@given(text=st.text(max_size=60))
+def test_texts_never_crash(text: str) -> None:
+    """Whatever is typed is read or refused."""
+    for read in (lambda: count_with_suffix(text, "x"), lambda: parse_pins([text]), lambda: resolve_model(text)):
+        with contextlib.suppress(InputError):
+            read()
+
+
+@given(content=st.binary(max_size=200) | st.text("{}[]&*!|>:,-?'\"\n \tabgpus0189.~", max_size=80).map(str.encode))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_files_never_crash(content: bytes, tmp_path: Path) -> None:
+    """Whatever a file holds, it is a mapping or refused, as YAML and as JSON."""
+    for name in ("cluster.yaml", "plan.json"):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with contextlib.suppress(InputError):
+            assert isinstance(read_mapping(path, name), dict)
+        with contextlib.suppress(InputError):
+            resolve_cluster(ClusterInput(file=path))
