@@ -5,6 +5,7 @@ No decision is taken here.  Heavy modules are imported inside the commands, so t
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -382,4 +383,7 @@ def _report(error: PlannerError, as_json: bool) -> int:
 
 def main() -> None:
     """Entry point of the console script."""
+    # A name that the terminal's encoding lacks is shown escaped instead of ending in an encoding error.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))

@@ -21,7 +21,7 @@ SHOWN_RULES = 5
 
 def print_json(document: Any) -> None:
     """The document as indented JSON on stdout; NaN cannot occur and would be an error."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def print_error(error: PlannerError) -> None:

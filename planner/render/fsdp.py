@@ -31,7 +31,8 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
         files={
             "parallelize.py": fill("fsdp/parallelize.py.j2", {**names, "constants": constants(strategy)}),
             "example_train.py": fill(
-                "fsdp/example_train.py.j2", {**names, "dimensions": repr(example_dimensions(model))}
+                "fsdp/example_train.py.j2",
+                {**names, "dimensions": repr(example_dimensions(model)).replace("'", '"'), "tied": model.tied},
             ),
         },
         launch=Launch(
@@ -70,7 +71,7 @@ def constants(strategy: Strategy) -> list[Constant]:
         ("SEQUENCE_PARALLEL", str(strategy.sequence_parallel), "norms and residuals split over the TP ranks too"),
         ("LOSS_PARALLEL", str(strategy.tp > 1), "logits stay split over the TP ranks"),
         ("RESHARD_AFTER_FORWARD", str(strategy.zero_stage == 3), "free gathered weights between forward and backward"),
-        ("PRECISION", repr(strategy.precision).replace("'", '"'), "of the matrix multiplications; gradients are reduced in fp32"),
+        ("PRECISION", f'"{strategy.precision}"', "of the matrix multiplications; gradients are reduced in fp32"),
         ("RECOMPUTE", f'"{recompute.mode}"', "none, selective or full"),
         ("RECOMPUTE_LAYERS", repr(None if counts is None else sum(counts)), "leading blocks that recompute; None: all"),
         ("CPU_OFFLOAD", str(strategy.offload.device == "cpu"), "weights, gradients and optimizer live in host memory"),

@@ -1,8 +1,8 @@
 """Lower bounds on the step time (or memory) of every candidate over all its inner decisions, from coefficients alone.
 
-``quick_bound`` knows balance only and is cheap enough for every candidate.  ``full_bound`` adds memory: the fewest recomputed
-layers and the smallest offloaded share with which the ranks can hold the model, and ranks that take fewer layers than balance
-asks for.  Neither exceeds the true optimum (property test).
+``quick_bound`` knows balance only and is cheap enough for every candidate.  ``full_bound`` adds memory: the fewest
+recomputed layers and the smallest offloaded share with which the ranks can hold the model, and ranks that take fewer
+layers than balance asks for.  Neither exceeds the true optimum (property test).
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _fixed_bound(inner: Inner, needs: Needs) -> FloatArray:
     least = inner.price(rows, layouts, needs.recomputed, needs.step)
     tail = least.rank_tail_s
     if inner.group.counted.any() or (inner.group.steps > 1).any():
-        # A tail falls with the time to hide behind and is linear in the offloaded share: its least is at an end of both.
+        # A tail falls with the time to hide behind and is linear in the offloaded share: its least is at an end of
+        # both.
         for step in (needs.step, needs.most_steps):
             tail = np.minimum(tail, inner.price(rows, layouts, everything, step).rank_tail_s)
     return least.pipeline_time_s + tail.max(axis=1) + inner.model.constant_time_s
@@ -184,12 +185,14 @@ def _least_over_kinds(inner: Inner, per_layer: FloatArray, ends: FloatArray, lea
 
 def _least_total(inner: Inner, needs: Needs) -> FloatArray:
     """(N,) least recomputation time of all ranks: one virtual stage holds as many layers as it can, the others one."""
-    layers = np.where(needs.recomputed > 0, np.minimum(inner.layers, needs.recomputed + inner.stages - 1), 0)
+    least = np.maximum(needs.recomputed + inner.stages - 1, needs.recomputed * inner.stages - inner.missing)
+    layers = np.where(needs.recomputed > 0, np.minimum(inner.layers, least), 0)
     return np.asarray(layers * inner.model.recompute_time_s.min(axis=1))
 
 
 def _tail(inner: Inner, needs: Needs) -> FloatArray:
-    """(N,) least longest tail: optimizer step with the traffic that nothing hides, or with all traffic less its window."""
+    """(N,) least longest tail: optimizer step with the traffic that nothing hides, or with all traffic less its
+    window."""
     model = inner.model
     low, high = inner.fraction(needs.step), inner.fraction(needs.most_steps)
 
@@ -228,10 +231,11 @@ def _rates(inner: Inner, kind: int | None) -> tuple[FloatArray, FloatArray]:
 
 
 def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
-    """(N,) pipeline bound from the layers of one kind (None: all): memory caps the ranks, a slower rank spares recomputation.
+    """(N,) pipeline bound from the layers of one kind (None: all): memory caps the ranks, a slower rank spares
+    recomputation.
 
-    Level by level of the slowest rank: at each, every rank holds at most what the level and its memory allow, which leaves
-    that many layers to recompute; beyond the last level tried only the loosest total is certain.
+    Level by level of the slowest rank: at each, every rank holds at most what the level and its memory allow, which
+    leaves that many layers to recompute; beyond the last level tried only the loosest total is certain.
     """
     model, group = inner.model, inner.group
     everything = np.full(len(inner), inner.max_recomputed)
@@ -241,8 +245,10 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
     ends[:, 0] += model.first_time_s
     ends[:, -1] += model.last_time_s
     slope, again = _rates(inner, kind)
-    # A rank with l layers recomputes at least min(l, spread) of them.
-    spread = np.where(needs.recomputed > 0, needs.recomputed + group.vpp - 1, 0)[:, None]
+    # A rank with l layers recomputes at least min(l, spread) of them: one stage holds the surplus, or few layers are
+    # missing.
+    spread = np.maximum(needs.recomputed + group.vpp - 1, needs.recomputed * group.vpp - inner.missing)
+    spread = np.where(needs.recomputed > 0, spread, 0)[:, None]
 
     def most_at(level: FloatArray, rows: Any = slice(None)) -> IntArray:
         filled = held_recomputing(slope[rows], again[rows], spread[rows], ends[rows], level)

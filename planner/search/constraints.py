@@ -1,18 +1,19 @@
 """What every decision of a candidate must keep, one function a constraint.
 
-Coefficients come from the stage model and become integers in scaling.py only; memory is rounded to the safe side, so no solution
-can break the limit that is checked in floating point afterwards.
+Coefficients come from the stage model and become integers in scaling.py only; memory is rounded to the safe side, so
+no solution can break the limit that is checked in floating point afterwards.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.search.inner import Inner
 from planner.search.scaling import to_integer, to_integers, unit_for
-from planner.search.variables import Expr, RunForm, Variables
+from planner.search.variables import CountForm, EdgeForm, Expr, RunForm, Variables
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ def add_constraints(model: cp_model.CpModel, variables: Variables, inner: Inner,
         if inner.group.counted[0]:
             _recomputation_realisable(model, variables.form, variables.most)
         _equal_ranks_ordered(model, variables.form, inner)
+    elif len(inner.totals) > 1:
+        _kinds_mixed_as_in_the_model(model, variables, inner)
+        if isinstance(variables.form, CountForm):
+            _counts_complete(model, variables, inner)
+        else:
+            _stages_filled(model, variables.form, inner)
     _slowest_rank(model, variables, inner, units)
     _longest_tail(model, variables, inner, units)
     peaks = _peaks(variables, inner, units)
@@ -43,9 +50,10 @@ def add_constraints(model: cp_model.CpModel, variables: Variables, inner: Inner,
 
 def _all_layers_placed(model: cp_model.CpModel, form: RunForm, inner: Inner) -> None:
     """Ensures that the virtual stages together hold every layer of both runs once."""
+    # Written for the two runs apart; stages that cannot hold the leading run carry the number 0 for it.
     main = sum(head.main for head in form.heads) + sum(share.layers for share in form.shares)
     model.add(main == int(inner.totals[-1]))
-    if form.heads:
+    if len(inner.totals) == 2:
         model.add(sum(head.lead for head in form.heads) == int(inner.totals[0]))
 
 
@@ -53,27 +61,19 @@ def _stages_in_model_order(model: cp_model.CpModel, form: RunForm, inner: Inner)
     """Ensures that every head stage holds a layer, and that none of the main run precedes one of the leading run."""
     for head in form.heads:
         model.add(head.lead + head.main >= 1)
-    for index, (earlier, later) in enumerate(zip(form.heads, form.heads[1:], strict=False)):
+        model.add(head.lead + head.main <= inner.max_recomputed)
+    leading = [head for head in form.heads if not isinstance(head.lead, int)]
+    for index, (earlier, later) in enumerate(zip(leading, leading[1:], strict=False)):
         goes_on = model.new_bool_var(f"leading run goes on after {index}")
         model.add(later.lead <= int(inner.totals[0]) * goes_on)
         model.add(earlier.main <= int(inner.totals[-1]) * (1 - goes_on))
 
 
 def _recomputation_realisable(model: cp_model.CpModel, form: RunForm, most: Expr) -> None:
-    """Ensures that some split of a rank's layers into stages recomputes exactly the rank's number.
-
-    With at most N in each of v stages of at least one layer, every number from min(l, N + v - 1), all surplus in one stage,
-    to min(l, v * N), equal stages, can be had.
-    """
+    """Ensures that a rank of one stage recomputes what the stage has, up to the number chosen."""
     for share in form.shares:
-        if share.stages == 1:
+        if share.stages:
             model.add_min_equality(share.recomputed, [share.layers, most])
-        elif share.stages > 1:
-            fewest = model.new_int_var(0, 2**20, "")
-            model.add_min_equality(fewest, [share.layers, most + share.stages - 1])
-            model.add(share.recomputed >= fewest)
-            model.add(share.recomputed <= share.layers)
-            model.add(share.recomputed <= share.stages * most)
 
 
 def _equal_ranks_ordered(model: cp_model.CpModel, form: RunForm, inner: Inner) -> None:
@@ -82,12 +82,52 @@ def _equal_ranks_ordered(model: cp_model.CpModel, form: RunForm, inner: Inner) -
     Later ranks hold no more micro-batches, so sorting loses nothing where the layers alone decide what is recomputed.
     """
     middle = range(max(len(form.heads), 1), inner.group.pp - 1)
-    if not middle or (inner.group.vpp > 1 and inner.group.counted[0]):
+    if not middle:
         return
     flight = inner.model.in_flight[0, middle.start : middle.stop]
     if (flight[:-1] >= flight[1:]).all():
         for rank in middle[:-1]:
             model.add(form.shares[rank].layers <= form.shares[rank + 1].layers)
+
+
+def _kinds_mixed_as_in_the_model(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
+    """Ensures that a rank's mixture of kinds is one that contiguous stages can have.
+
+    Over any n successive layers the count of a kind differs from its average share by a bounded amount; a rank of v
+    stages differs by at most v times that.  Implied by contiguous stages, but it lets the solver reason about all
+    ranks alike.
+    """
+    total = inner.layers
+    for kind, count in enumerate(int(value) for value in inner.totals):
+        drift = count * np.arange(total + 1) - total * inner.kind_prefix[:, kind]
+        swing = int(drift.max() - drift.min()) * inner.group.vpp
+        for parts in (variables.layers, variables.recomputed):
+            for rank in parts:
+                if not isinstance(rank[kind], int):
+                    difference = count * sum(rank) - total * rank[kind]
+                    model.add_linear_constraint(difference, -swing, swing)
+
+
+def _stages_filled(model: cp_model.CpModel, form: EdgeForm, inner: Inner) -> None:
+    """Ensures that every virtual stage holds at least one layer and no more than it may."""
+    for before, after in zip(form.edges, form.edges[1:], strict=False):
+        model.add_linear_constraint(after - before, 1, inner.max_recomputed)
+
+
+def _counts_complete(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
+    """Ensures that all layers are placed, no stage is empty, and recomputation is what some split could have."""
+    v, most = inner.group.vpp, variables.most
+    for kind, count in enumerate(inner.totals):
+        model.add(sum(rank[kind] for rank in variables.layers) == int(count))
+    for layers, recomputed in zip(variables.layers, variables.recomputed, strict=True):
+        model.add_linear_constraint(sum(layers), v, v * inner.max_recomputed)
+        if inner.group.counted[0]:
+            fewest = model.new_int_var(0, 2**20, "")
+            model.add_min_equality(fewest, [sum(layers), most + v - 1])
+            model.add(sum(recomputed) >= fewest)
+            model.add(sum(recomputed) <= v * most)
+            for again, held in zip(recomputed, layers, strict=True):
+                model.add(again <= held)
 
 
 def _slowest_rank(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> None:
@@ -118,8 +158,7 @@ def _longest_tail(model: cp_model.CpModel, variables: Variables, inner: Inner, u
         traffic = at[0] * (m.first_reduce_time_s[0] - share * m.first_time_s[0])
         traffic += at[1] * (m.last_reduce_time_s[0] - share * m.last_time_s[0])
         done = _dot(work, variables.layers[rank]) + _dot(offload, variables.offloaded[rank])
-        done += to_integer(float(fixed), unit, "nearest") + to_integer(float(each / steps), unit, "nearest") * variables.step
-        rest = _dot(exposed, variables.layers[rank]) - _dot(hidden, variables.recomputed[rank])
+        done += to_integer(float(fixed), unit, "nearest") + to_integer(float(each / steps), unit, "nearest") * variables.step rest = _dot(exposed, variables.layers[rank]) - _dot(hidden, variables.recomputed[rank])
         model.add(variables.tail >= done + floor)
         model.add(variables.tail >= done + rest + to_integer(float(traffic), unit, "nearest"))
 

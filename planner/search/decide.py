@@ -1,6 +1,7 @@
 """The exact optimum of one candidate over its inner decisions.
 
-A given layout leaves a small grid (recomputed layers times offload steps), which is priced whole; open layouts go to CP-SAT.
+A given layout leaves a small grid (recomputed layers times offload steps), which is priced whole; open layouts go to
+CP-SAT.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def decide(
     minimise_memory: bool,
     time_limit_s: float | None,
 ) -> Decision:
-    """The optimum of the single candidate in ``inner`` if it is faster than ``cutoff_s``; ``known`` starts the solver."""
+    """The optimum of the single candidate in ``inner`` if it is faster than ``cutoff_s``; ``known`` starts the
+    solver."""
     if not inner.group.free:
         return _whole_grid(inner, needs, minimise_memory)
     from planner.search.model import Hint, solve
@@ -58,8 +60,8 @@ def _priced(inner: Inner, layout: IntArray, recomputed: int, step: int, proven: 
     """What the cost model says of the solver's decision; only that counts."""
     row, one = np.zeros(1, dtype=np.int64), layout[None, :]
     result = inner.price(row, one, row + recomputed, row + step)
-    if not inner.fits(result)[0]:
-        raise RuntimeError(f"the constraint model accepted a layout that does not fit: {layout.tolist()}")
+    if not inner.fits(result)[0] or layout.min() < 1 or layout.sum() != inner.layers:
+        raise RuntimeError(f"the constraint model accepted a layout that is none or does not fit: {layout.tolist()}")
     return Decision(
         proven, True, layout, recomputed, step, float(result.step_time_s[0]), float(result.peak_memory_bytes[0])
     )

@@ -1,7 +1,9 @@
-"""Best-first search: the candidate with the smallest bound is decided exactly until no bound is below the best plan found.
+"""Best-first search: the candidate with the smallest bound is decided exactly until no bound is below the best plan
+found.
 
 Deterministic: one solver worker, fixed seed, ties broken by fewer dimensions in use, then less memory, then the columns
-themselves.  The answer is the optimum of the cost model over everything the backend can run, or says how far it may be off.
+themselves.  The answer is the optimum of the cost model over everything the backend can run, or says how far it may
+be off.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def search(
 
     ``explain`` looks for the nearest miss and for changes that help when nothing fits (more searches).
 
-    Raises InputError for pins that leave nothing, TimeLimitError when the limit ends the search before any plan is found.
+    Raises InputError for pins that leave nothing, TimeLimitError when the limit ends the search before any plan is
+    found.
     """
     run = _Run(problem, top, time_limit_s, progress)
     outcome = run.search()
@@ -107,7 +110,8 @@ class _Run:
         return min(self._values().values(), default=float("inf"))
 
     def _improve(self) -> float:
-        """Decide candidates by ascending bound; returns the smallest bound left undecided, infinite when all is proven."""
+        """Decide candidates by ascending bound; returns the smallest bound left undecided, infinite when all is
+        proven."""
         bounds = np.concatenate([block.bound for block in self.frontier.blocks] or [np.zeros(0)])
         owner = np.concatenate([np.full(len(b.bound), i) for i, b in enumerate(self.frontier.blocks)] or [np.zeros(0)])
         within = np.concatenate([np.arange(len(block.bound)) for block in self.frontier.blocks] or [np.zeros(0)])

@@ -1,7 +1,7 @@
 """The oracle: every candidate with every inner decision, priced one by one.
 
-Shares the space and the cost model with the engine and nothing else, so that tests can hold the engine's bounds, constructions
-and constraint models against it.  Grows exponentially with the layers: small problems only.
+Shares the space and the cost model with the engine and nothing else, so that tests can hold the engine's bounds,
+constructions and constraint models against it.  Grows exponentially with the layers: small problems only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from planner.cost.evaluate import evaluate
 from planner.errors import InputError
 from planner.search.problem import Problem
-from planner.search.space import Group, enumerate_space
+from planner.search.space import Group, enumerate_space, stage_cap
 from planner.specs.batch import IntArray, StrategyBatch
 
 MAX_STRATEGIES = 5_000_000
@@ -30,6 +30,8 @@ def compositions(layers: int, stages: int) -> IntArray:
 def every_decision(group: Group, layers: int) -> StrategyBatch:
     """All complete strategies of a group."""
     layouts = compositions(layers, group.pp * group.vpp) if group.free else group.batch.stage_layers[:1]
+    if group.free:
+        layouts = layouts[(layouts <= stage_cap(layers, group.pp, group.vpp)).all(axis=1)]
     rows, layout, most, share = [], [], [], []
     for row in range(len(group)):
         counts = range(1, int(layouts.max()) + 1) if group.counted[row] else [int(group.batch.recompute_layers[row])]

@@ -1,7 +1,8 @@
-"""The candidates that can still matter: those whose bound is below what has been found, for the best plan or an alternative.
+"""The candidates that can still matter: those whose bound is below what has been found, for the best plan or an
+alternative.
 
-Goes through the whole space once, in blocks that fit the cache, and keeps bounds, coefficients and incumbents of the few rows
-that survive.
+Goes through the whole space once, in blocks that fit the cache, and keeps bounds, coefficients and incumbents of the
+few rows that survive.
 """
 
 from __future__ import annotations

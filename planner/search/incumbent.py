@@ -1,7 +1,8 @@
-"""Good decisions without a solver, for many candidates at once: layouts that fill the ranks up to the least level, with the
-fewest recomputed layers and the smallest offloaded share that can do.
+"""Good decisions without a solver, for many candidates at once: layouts that fill the ranks up to the least level,
+with the fewest recomputed layers and the smallest offloaded share that can do.
 
-What is found is priced exactly, so it is always a valid plan; where it equals the bound, it is the optimum of its candidate.
+What is found is priced exactly, so it is always a valid plan; where it equals the bound, it is the optimum of its
+candidate.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Incumbents:
 
 
 def construct(inner: Inner, needs: Needs, bound: FloatArray, *, minimise_memory: bool = False) -> Incumbents:
-    """Try a few decisions on every candidate that has not reached its ``bound`` (of what is minimised); keep the best."""
+    """Try a few decisions on every candidate that has not reached its ``bound`` (of what is minimised); keep the
+    best."""
     least = Incumbents(
         np.full(len(inner), np.inf), np.full(len(inner), np.inf), inner.group.batch.stage_layers.copy(),
         needs.recomputed.copy(), needs.step.copy(),
@@ -74,7 +76,8 @@ def _try(
 
 def _priced(inner: Inner, layout: IntArray, recomputed: IntArray, step: IntArray) -> Incumbents:
     result = inner.price(np.arange(len(inner)), layout, recomputed, step)
-    legal = inner.fits(result) & (layout >= 1).all(axis=1) & (layout.sum(axis=1) == inner.layers)
+    whole = (layout >= 1).all(axis=1) & (layout <= inner.max_recomputed).all(axis=1) & (layout.sum(axis=1) == inner.layers)
+    legal = inner.fits(result) & whole
     return Incumbents(
         np.where(legal, result.step_time_s, np.inf), np.where(legal, result.peak_memory_bytes, np.inf),
         layout, recomputed, step,
@@ -86,8 +89,10 @@ def _layouts(inner: Inner, recomputed: IntArray, step: IntArray) -> Iterator[Int
     if inner.group.free:
         if len(inner.totals) == 1:
             yield _filled(inner, recomputed, step)
-        else:
+        elif inner.group.vpp == 1:
             yield balanced(inner)
+        else:
+            yield from _nearly_full(inner)
 
 
 def _filled(inner: Inner, recomputed: IntArray, step: IntArray) -> IntArray:
@@ -137,6 +142,15 @@ def spread_over_chunks(ranks: IntArray, vpp: int) -> IntArray:
     chunk = np.arange(vpp)[None, :, None]
     split = ranks[:, None, :] // vpp + (chunk < ranks[:, None, :] % vpp)
     return split.reshape(len(ranks), -1)
+
+
+def _nearly_full(inner: Inner) -> Iterator[IntArray]:
+    """(N, S) full stages but for the missing layers, which the end that holds the head gives up first, or the start."""
+    for order in ((-1, 0, -2), (0, -1, 1)):
+        layout = np.full((len(inner), inner.stages), inner.max_recomputed)
+        for turn in range(inner.missing):
+            layout[:, order[turn % len(order)]] -= 1
+        yield layout
 
 
 def balanced(inner: Inner) -> IntArray:

@@ -1,7 +1,7 @@
 """What is decided within a candidate, and its coefficients prepared for that.
 
-``Inner`` folds recomputation that is not open (every layer or none) into the layer coefficients, so that bounds, constraint
-model and constructions see one form: N recomputed layers of each virtual stage, or nothing to count.
+``Inner`` folds recomputation that is not open (every layer or none) into the layer coefficients, so that bounds,
+constraint model and constructions see one form: N recomputed layers of each virtual stage, or nothing to count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.cost.evaluate import CostContext, stage_model
 from planner.cost.stage_model import StageModel, StageResult, assemble
-from planner.search.space import Group
+from planner.search.space import Group, stage_cap
 from planner.specs.batch import EVERY_LAYER, BoolArray, FloatArray, IntArray, StrategyBatch
 
 
@@ -60,8 +60,13 @@ class Inner:
 
     @property
     def max_recomputed(self) -> int:
-        """The most layers that one virtual stage can hold."""
-        return self.layers - self.stages + 1
+        """The most layers that one virtual stage can hold, and so recompute."""
+        return stage_cap(self.layers, self.group.pp, self.group.vpp) if self.group.free else self.layers
+
+    @property
+    def missing(self) -> int:
+        """Layers by which the virtual stages together fall short of all being full; unlimited with one chunk a rank."""
+        return self.stages * self.max_recomputed - self.layers
 
     @property
     def budget_bytes(self) -> FloatArray:

@@ -1,7 +1,7 @@
 """Applying a backend's rules while candidates are still being multiplied out.
 
-A rule is applied as soon as the columns that it reads are decided, so that a bad tensor-parallel degree is refused once and not
-for every micro-batch.  Which columns a rule reads is observed, not declared.
+A rule is applied as soon as the columns that it reads are decided, so that a bad tensor-parallel degree is refused
+once and not for every micro-batch.  Which columns a rule reads is observed, not declared.
 """
 
 from __future__ import annotations

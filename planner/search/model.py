@@ -1,6 +1,7 @@
 """The constraint model of one candidate: builds it, runs CP-SAT, and turns the solution back into a layout.
 
-The only place that runs the solver; importing it loads ortools, so the engine imports it when there is something to solve.
+The only place that runs the solver; importing it loads ortools, so the engine imports it when there is something to
+solve.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.search.bounds import Needs
-from planner.search.constraints import Units, add_constraints
+from planner.search.constraints import add_constraints
 from planner.search.inner import Inner
 from planner.search.objective import below, constant_s, peak_memory, step_time, units_for
-from planner.search.variables import EdgeForm, Expr, Variables, add_hint, make_variables
+from planner.search.variables import EdgeForm, Expr, RunForm, Variables, add_hint, leading_run, make_variables
 from planner.specs.batch import IntArray
 
 SolveStatus = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -52,26 +53,68 @@ def solve(
     time_limit_s: float | None = None,
     minimise_memory: bool = False,
 ) -> Solution:
-    """The best decision of the single candidate in ``inner``, if it is faster than ``cutoff_s``; exact up to rounding."""
-    units = units_for(inner)
-    model = cp_model.CpModel()
-    variables = make_variables(model, inner, needs)
-    peaks = add_constraints(model, variables, inner, units)
-    time = step_time(variables, inner, units)
-    if np.isfinite(cutoff_s):
-        below(model, time, inner, units, cutoff_s)
-    if hint is not None:
-        add_hint(model, variables, inner, hint.layout, hint.recomputed, hint.step)
-    solver = _solver(time_limit_s)
-    if minimise_memory:
-        peak = peak_memory(model, peaks)
-        model.minimize(peak)
-        status = _status(solver, solver.solve(model))
+    """The best decision of the single candidate in ``inner``, if it is faster than ``cutoff_s``; exact up to
+    rounding."""
+    floor_s, floor = float("-inf"), None
+    if leading_run(inner) is None and not minimise_memory:
+        relaxed = _Model(inner, needs, cutoff_s, time_limit_s, relaxed=True)
+        status = relaxed.minimise_time()
         if status != "optimal":
-            return _solution(solver, status, variables, inner, units, bounded=False)
-        model.add(peak <= solver.value(peak))
-    model.minimize(time)
-    return _solution(solver, _status(solver, solver.solve(model)), variables, inner, units, bounded=True)
+            return Solution(status)
+        floor_s, floor = relaxed.bound_s(), relaxed.bound()
+    exact = _Model(inner, needs, cutoff_s, time_limit_s, relaxed=False)
+    exact.start_from(hint, floor)
+    if minimise_memory and (status := exact.minimise_memory()) != "optimal":
+        return exact.solution(status, float("-inf"))
+    status = exact.minimise_time()
+    return exact.solution(status, max(floor_s, exact.bound_s()) if status in ("optimal", "feasible") else floor_s)
+
+
+class _Model:
+    """One constraint model with its solver."""
+
+    def __init__(self, inner: Inner, needs: Needs, cutoff_s: float, time_limit_s: float | None, *, relaxed: bool) -> None:
+        self.inner, self.units, self.model = inner, units_for(inner), cp_model.CpModel()
+        self.variables = make_variables(self.model, inner, needs, relaxed=relaxed)
+        self.peaks = add_constraints(self.model, self.variables, inner, self.units)
+        self.time = step_time(self.variables, inner, self.units)
+        self.solver = _solver(time_limit_s)
+        if np.isfinite(cutoff_s):
+            below(self.model, self.time, inner, self.units, cutoff_s)
+
+    def start_from(self, hint: Hint | None, floor: int | None) -> None:
+        """Give the solver a known decision, and the optimum of the relaxation (in the same objective units)."""
+        if hint is not None:
+            add_hint(self.model, self.variables, self.inner, hint.layout, hint.recomputed, hint.step)
+        if floor is not None:
+            self.model.add(self.time >= floor)
+
+    def minimise_memory(self) -> SolveStatus:
+        """Find the least peak memory and hold it from then on."""
+        peak = peak_memory(self.model, self.peaks)
+        self.model.minimize(peak)
+        status = _status(self.solver, self.solver.solve(self.model))
+        if status == "optimal":
+            self.model.add(peak <= self.solver.value(peak))
+        return status
+
+    def minimise_time(self) -> SolveStatus:
+        self.model.minimize(self.time)
+        return _status(self.solver, self.solver.solve(self.model))
+
+    def bound(self) -> int:
+        """What ``bound_s`` says, in objective units."""
+        return int(self.solver.best_objective_bound)
+
+    def bound_s(self) -> float:
+        """Step time that no decision beats, after ``minimise_time``."""
+        return self.solver.best_objective_bound * self.units.objective_s + constant_s(self.inner)
+
+    def solution(self, status: SolveStatus, bound_s: float) -> Solution:
+        if status in ("infeasible", "unknown"):
+            return Solution(status, bound_s=bound_s)
+        most, step = _value(self.solver, self.variables.most), _value(self.solver, self.variables.step)
+        return Solution(status, _layout(self.solver, self.variables, self.inner), most, step, bound_s)
 
 
 def _solver(time_limit_s: float | None) -> cp_model.CpSolver:
@@ -99,48 +142,24 @@ def _status(solver: cp_model.CpSolver, status: Any) -> SolveStatus:
             raise RuntimeError(f"the constraint model is invalid: {solver.status_name(status)}")
 
 
-def _solution(
-    solver: cp_model.CpSolver, status: SolveStatus, variables: Variables, inner: Inner, units: Units, *, bounded: bool
-) -> Solution:
-    bound = float("-inf")
-    if bounded and status in ("optimal", "feasible"):
-        bound = solver.best_objective_bound * units.objective_s + constant_s(inner)
-    if status in ("infeasible", "unknown"):
-        return Solution(status, bound_s=bound)
-    most, step = _value(solver, variables.most), _value(solver, variables.step)
-    return Solution(status, _layout(solver, variables, inner, most), most, step, bound)
-
-
 def _value(solver: cp_model.CpSolver, variable: Expr) -> int:
     return variable if isinstance(variable, int) else int(solver.value(variable))
 
 
-def _layout(solver: cp_model.CpSolver, variables: Variables, inner: Inner, most: int) -> IntArray:
+def _layout(solver: cp_model.CpSolver, variables: Variables, inner: Inner) -> IntArray:
     """(S,) layers of the virtual stages."""
     form = variables.form
     if isinstance(form, EdgeForm):
         edges = [_value(solver, edge) for edge in form.edges]
         return np.array([after - before for before, after in zip(edges, edges[1:], strict=False)], dtype=np.int64)
+    if not isinstance(form, RunForm):
+        raise RuntimeError("a relaxation has no layout")
     layout = np.zeros(inner.stages, dtype=np.int64)
     for stage, head in enumerate(form.heads):
         layout[stage] = _value(solver, head.lead) + _value(solver, head.main)
     for rank, share in enumerate(form.shares):
         if share.stages:
-            held = _value(solver, share.layers)
-            again = _value(solver, share.recomputed) if inner.group.counted[0] else held
             mine = [s for s in range(rank, inner.stages, inner.group.pp) if s >= len(form.heads)]
-            layout[mine] = split_rank(held, again, most, share.stages)
+            base, more = divmod(_value(solver, share.layers), share.stages)
+            layout[mine] = [base + (chunk < more) for chunk in range(share.stages)]
     return layout
-
-
-def split_rank(held: int, recomputed: int, most: int, chunks: int) -> list[int]:
-    """Layers of a rank's chunks such that min(most, chunk) sums to ``recomputed``; at least one layer each.
-
-    Example: 7 layers, 4 of them recomputed, at most 2 in each of 3 chunks: the surplus goes into one chunk, 5 + 1 + 1.
-    """
-    if recomputed == held:
-        base, more = divmod(held, chunks)
-        return [base + (chunk < more) for chunk in range(chunks)]
-    others, count = recomputed - most, chunks - 1
-    base, more = divmod(others, count) if count else (0, 0)
-    return [held - others] + [base + (chunk < more) for chunk in range(count)]

@@ -1,4 +1,5 @@
-"""What the search reports: the plan, what it had to reject, and, if nothing fits, the nearest miss and the least change.
+"""What the search reports: the plan, what it had to reject, and, if nothing fits, the nearest miss and the least
+change.
 
 Only data; how it is found stands in engine.py and relax.py.
 """
@@ -70,7 +71,8 @@ class Outcome:
     best: StrategyBatch | None
     """One row."""
     alternatives: tuple[StrategyBatch, ...] = ()
-    """Best known plan of each of the next meshes (tp, cp, pp, ep, dp, zero_stage), ranked; each legal, fitting, evaluated."""
+    """Best known plan of each of the next meshes (tp, cp, pp, ep, dp, zero_stage), ranked; each legal, fitting,
+    evaluated."""
     best_bound_s: float | None = None
     """No plan has a smaller step time (objective memory: of the plans with that little memory)."""
     gap: float | None = None
@@ -78,8 +80,8 @@ class Outcome:
     candidates: int = 0
     """Legal candidates, before inner decisions."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Rejections by rule id; "does-not-fit" counts legal candidates without enough memory.  A rejection made while only part
-    of a candidate's degrees was chosen counts once for all its completions."""
+    """Rejections by rule id; "does-not-fit" counts legal candidates without enough memory.  A rejection made while
+    only part of a candidate's degrees was chosen counts once for all its completions."""
     solved: int = 0
     """Constraint models solved."""
     seconds: float = 0.0

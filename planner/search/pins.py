@@ -1,7 +1,8 @@
-"""Values that the user fixes (``tp=8``): which names exist, how a value is read, and what it leaves of a list of choices.
+"""Values that the user fixes (``tp=8``): which names exist, how a value is read, and what it leaves of a list of
+choices.
 
-A value that cannot be used at all is refused here; one that a framework's rule forbids is refused in space.py, which knows the
-rule.
+A value that cannot be used at all is refused here; one that a framework's rule forbids is refused in space.py, which
+knows the rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""When nothing fits: the candidate that misses by the least, and the smallest changes of the question that make a plan exist.
+"""When nothing fits: the candidate that misses by the least, and the smallest changes of the question that make a
+plan exist.
 
 Every change that is offered has been searched and a plan was found; a change that does not help is not mentioned.
 """
@@ -60,7 +61,8 @@ def nearest_miss(context: CostContext, space: Space) -> NearestMiss | None:
             if best is None or worst[row] < best[0]:
                 where: Literal["gpu", "host"] = "gpu" if sizes["gpu"][row] >= sizes["host"][row] else "host"
                 values = {"gpu": (needed[row], context.memory_limit_bytes),
-                          "host": (priced.host_memory_bytes_per_node[row], context.host_memory_limit_bytes)}  # fmt: skip
+                          "host": (priced.host_memory_bytes_per_node[row], context.host_memory_limit_bytes)}  # fmt:
+                          skip
                 size, limit = (float(value) for value in values[where])
                 strategy = inner.decided(row, inner.group.batch.stage_layers[row], inner.max_recomputed, int(steps[row]))
                 best = float(worst[row]), NearestMiss(strategy, size - limit, where, size, limit)

@@ -1,8 +1,8 @@
 """Floats to integers for the constraint solver, the only place where a coefficient is rounded.
 
-With unit u, ``nearest`` is off by at most u/2 a coefficient, ``up`` and ``down`` by less than u to the safe side; a linear
-expression over counts summing to C is therefore off by at most C*u/2 (nearest).  Units are chosen so that the largest
-expression is about 2**40 units: an expression over 1,000 layers is off by less than 1e-9 of it.
+With unit u, ``nearest`` is off by at most u/2 a coefficient, ``up`` and ``down`` by less than u to the safe side; a
+linear expression over counts summing to C is therefore off by at most C*u/2 (nearest).  Units are chosen so that the
+largest expression is about 2**40 units: an expression over 1,000 layers is off by less than 1e-9 of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Every legal candidate of one backend, as columns, with every rejection counted under its rule.
 
-What is decided within a candidate stays open: layers per stage where the framework lets them be chosen, recomputed layers of
-kinds that count layers, and the offloaded share.  Columns are multiplied out from the coarse to the fine, rules in between.
+What is decided within a candidate stays open: layers per stage where the framework lets them be chosen, recomputed
+layers of kinds that count layers, and the offloaded share.  Columns are multiplied out from the coarse to the fine,
+rules in between.
 """
 
 from __future__ import annotations
@@ -134,6 +135,15 @@ def even_layout(layers: int, stages: int) -> tuple[int, ...]:
     base, more = divmod(layers, stages)
     start = (stages - more) // 2
     return tuple(base + (start <= stage < start + more) for stage in range(stages))
+
+
+def stage_cap(layers: int, pp: int, vpp: int) -> int:
+    """Most layers of a virtual stage.
+
+    The interleaved schedule runs all chunks in lockstep, so with several chunks a rank none may exceed the even
+    share; with one chunk a stage can hold whatever the others leave.
+    """
+    return -(-layers // (pp * vpp)) if vpp > 1 else layers - pp + 1
 
 
 def enumerate_space(context: CostContext, pins: Mapping[str, Pin]) -> Space:

@@ -1,8 +1,9 @@
-"""The decisions of one candidate as solver variables, in one of two forms.
+"""The decisions of one candidate as solver variables, in one of three forms.
 
-Where layers come as a run of one kind, perhaps after a short run of another (dense layers before a mixture of experts), only the
-first few virtual stages differ and every other one counts by its rank's total: ``RunForm``, linear and free of symmetric copies.
-Otherwise the boundaries of the stages are variables, and prefix sums give each stage's layers of every kind: ``EdgeForm``.
+Where layers come as a run of one kind, perhaps after a short run of another (dense layers before a mixture of
+experts), only the first few virtual stages differ and every other one counts by its rank's total: ``RunForm``, linear
+and free of symmetric copies. Otherwise the boundaries of the stages are variables, and prefix sums give each stage's
+layers of every kind: ``EdgeForm``; its relaxation ``CountForm`` bounds it quickly.
 """
 
 from __future__ import annotations
@@ -61,10 +62,18 @@ class EdgeForm:
 
 
 @dataclass(frozen=True)
+class CountForm:
+    """A relaxation of ``EdgeForm``: layers of each kind on each rank, as if stages need not be contiguous."""
+
+
+Form = RunForm | EdgeForm | CountForm
+
+
+@dataclass(frozen=True)
 class Variables:
     """Solver variables of one candidate; ``layers[rank][kind]`` and so on."""
 
-    form: RunForm | EdgeForm
+    form: Form
     layers: list[list[Expr]]
     recomputed: list[list[Expr]]
     """Zero where recomputation is not open."""
@@ -89,14 +98,20 @@ def leading_run(inner: Inner) -> int | None:
     return lead if len(totals) == 2 and int(inner.kind_prefix[lead, 0]) == lead else None
 
 
-def make_variables(model: cp_model.CpModel, inner: Inner, needs: Needs) -> Variables:
-    """Variables of the single candidate in ``inner``; integers where there is nothing to decide."""
+def make_variables(model: cp_model.CpModel, inner: Inner, needs: Needs, *, relaxed: bool = False) -> Variables:
+    """Variables of the single candidate in ``inner``; integers where there is nothing to decide.
+
+    ``relaxed`` asks for ``CountForm`` where the kinds of layers alternate.
+    """
     steps, low, high = int(inner.group.steps[0]), int(needs.step[0]), int(needs.most_steps[0])
     step: Expr = model.new_int_var(low, high, "step") if steps and low < high else low
     counted = bool(inner.group.counted[0])
     most: Expr = model.new_int_var(int(needs.recomputed[0]), inner.max_recomputed, "most") if counted else 0
     lead = leading_run(inner)
-    if lead is None:
+    form: Form
+    if lead is None and relaxed:
+        form, layers, recomputed = _count_form(model, inner, counted)
+    elif lead is None:
         form, layers, recomputed = _edge_form(model, inner, most if counted else None)
     else:
         form, layers, recomputed = _run_form(model, inner, lead, most if counted else None)
@@ -106,16 +121,20 @@ def make_variables(model: cp_model.CpModel, inner: Inner, needs: Needs) -> Varia
     return Variables(form, layers, recomputed, most, step, slowest, tail, offloaded)
 
 
-Built = tuple[RunForm | EdgeForm, list[list[Expr]], list[list[Expr]]]
+Built = tuple[Form, list[list[Expr]], list[list[Expr]]]
 
 
 def _run_form(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | None) -> Built:
     ranks, main = range(inner.group.pp), int(inner.totals[-1])
-    heads = [_head(model, inner, lead, most, s) for s in range(min(lead, inner.stages))]
+    # With several chunks a rank and a count of recomputed layers, how a rank splits matters: every stage is explicit.
+    every = most is not None and inner.group.vpp > 1
+    explicit = inner.stages if every else min(lead, inner.stages)
+    heads = [_head(model, inner, lead if s < lead else 0, most, s) for s in range(explicit)]
     shares = []
     for rank in ranks:
         stages = len(range(rank, inner.stages, inner.group.pp)) - len(range(rank, len(heads), inner.group.pp))
-        layers: Expr = model.new_int_var(stages, main, f"layers[{rank}]") if stages else 0
+        full = min(stages * inner.max_recomputed, main)
+        layers: Expr = model.new_int_var(stages, full, f"layers[{rank}]") if stages else 0
         again: Expr = model.new_int_var(0, main, f"recomputed[{rank}]") if stages and most is not None else 0
         shares.append(Share(stages, layers, again))
     held, recomputed = [], []
@@ -129,21 +148,36 @@ def _run_form(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | Non
 
 
 def _head(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | None, stage: int) -> Head:
-    leading = model.new_int_var(0, lead, f"lead[{stage}]")
-    rest = model.new_int_var(0, int(inner.totals[-1]), f"main[{stage}]")
+    full = inner.max_recomputed
+    leading: Expr = model.new_int_var(0, min(lead, full), f"lead[{stage}]") if lead else 0
+    rest = model.new_int_var(0, min(int(inner.totals[-1]), full), f"main[{stage}]")
     if most is None:
         return Head(leading, rest, 0, 0)
-    again_lead = model.new_int_var(0, lead, f"again_lead[{stage}]")
-    again = model.new_int_var(0, inner.max_recomputed, f"again[{stage}]")
-    model.add_min_equality(again_lead, [most, leading])
+    again_lead: Expr = model.new_int_var(0, lead, f"again_lead[{stage}]") if lead else 0
+    again = model.new_int_var(0, full, f"again[{stage}]")
+    if lead:
+        model.add_min_equality(again_lead, [most, leading])
     model.add_min_equality(again, [most, leading + rest])
     return Head(leading, rest, again_lead, again)
+
+
+def _count_form(model: cp_model.CpModel, inner: Inner, counted: bool) -> Built:
+    totals, ranks = [int(total) for total in inner.totals], range(inner.group.pp)
+    layers: list[list[Expr]] = [[model.new_int_var(0, n, f"layers[{r}][{k}]") for k, n in enumerate(totals)] for r in ranks]
+    again: list[list[Expr]] = [
+        [model.new_int_var(0, n, f"again[{r}][{k}]") if counted else 0 for k, n in enumerate(totals)] for r in ranks
+    ]
+    return CountForm(), layers, again
 
 
 def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Built:
     stages, total = inner.stages, inner.layers
     edges: list[Expr] = [0]
-    edges += [model.new_int_var(k, total - stages + k, f"edge[{k}]") for k in range(1, stages)]
+    full = inner.max_recomputed
+    edges += [
+        model.new_int_var(max(k, total - (stages - k) * full), min(total - stages + k, k * full), f"edge[{k}]")
+        for k in range(1, stages)
+    ]
     edges.append(total)
     before = [_prefix(model, inner, edge, f"edge[{k}]") for k, edge in enumerate(edges)]
     kinds, ranks = range(len(inner.totals)), range(inner.group.pp)
@@ -191,7 +225,7 @@ def add_hint(model: cp_model.CpModel, variables: Variables, inner: Inner, layout
     ends = np.cumsum(layout)
     if isinstance(variables.form, EdgeForm):
         pairs += list(zip(variables.form.edges[1:], (int(end) for end in ends), strict=True))
-    else:
+    elif isinstance(variables.form, RunForm):
         lead, heads = leading_run(inner) or 0, variables.form.heads
         for s, head in enumerate(heads):
             leading = max(0, min(int(ends[s]), lead) - int(ends[s] - layout[s]))

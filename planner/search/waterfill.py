@@ -1,7 +1,7 @@
 """The least level at which ranks can hold a given number of whole layers (integer water-filling).
 
-A rank holding l layers reaches slope * l + extra.  The level is what the fullest rank reaches; the least level at which all
-ranks together hold L layers bounds the slowest rank, the longest tail and the fullest memory from below.
+A rank holding l layers reaches slope * l + extra.  The level is what the fullest rank reaches; the least level at
+which all ranks together hold L layers bounds the slowest rank, the longest tail and the fullest memory from below.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ _ROUNDING = 1e-9
 
 
 def held(slope: FloatArray, extra: FloatArray, level: FloatArray) -> IntArray:
-    """Whole layers that each rank holds below a level; ``slope`` (N, 1) or (N, R) positive, ``extra`` (N, R), level (N,)."""
+    """Whole layers that each rank holds below a level; ``slope`` (N, 1) or (N, R) positive, ``extra`` (N, R), level
+    (N,)."""
     return np.clip(np.floor((level[:, None] - extra) / slope + _ROUNDING), 0.0, MOST).astype(np.int64)
 
 
 def least_level(slope: FloatArray, extra: FloatArray, ranks: IntArray, layers: int, least: int) -> FloatArray:
-    """(N,) smallest level; ``extra`` (N, R) by kind of rank of which there are ``ranks`` (R,), each with >= ``least`` layers.
+    """(N,) smallest level; ``extra`` (N, R) by kind of rank of which there are ``ranks`` (R,), each with >= ``least``
+    layers.
 
-    Exact for positive slopes.  A slope of zero or less (N, 1) gives the level at ``least`` layers, which is a bound for zero.
+    Exact for positive slopes.  A slope of zero or less (N, 1) gives the level at ``least`` layers, which is a bound
+    for zero.
     """
     positive = slope > 0
     safe = np.where(positive, slope, 1.0)
     mean = (safe[:, 0] * layers + (extra * ranks).sum(axis=1)) / ranks.sum()
-    # Between the mean and one layer more each kind of rank reaches exactly one whole number of layers: those are the levels.
+    # Between the mean and one layer more each kind of rank reaches exactly one whole number of layers: those are the
+    # levels.
     next_whole = np.ceil((mean[:, None] - extra) / safe - _ROUNDING)
     levels = safe * np.maximum(next_whole, 1.0) + extra
     best = np.full(len(mean), np.inf)
