@@ -59,7 +59,10 @@ def render_plan(
     names = checked_hosts(hosts, cluster.nodes)
     bundle = _BUILDERS[plan.backend](document, plan)
     files = dict(bundle.files)
-    told = {**bundle.files_told, "launch.sh": "starts the job with torchrun" + (", once on every node" if len(names) > 1 else "")}
+    told = {
+        **bundle.files_told,
+        "launch.sh": "starts the job with torchrun" + (", once on every node" if len(names) > 1 else ""),
+    }
     files["launch.sh"] = torchrun_script(document, bundle.launch, names)
     if chosen == "slurm":
         files["job.sbatch"] = slurm_script(document)

@@ -31,7 +31,10 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
     config = ds_config(request.model, strategy)
     setup = setup_context(request.model, strategy, request.job.flash_attention)
     return Bundle(
-        files={"ds_config.json": json.dumps(config, indent=2) + "\n", "parallel_setup.py": fill("deepspeed/parallel_setup.py.j2", setup)},
+        files={
+            "ds_config.json": json.dumps(config, indent=2) + "\n",
+            "parallel_setup.py": fill("deepspeed/parallel_setup.py.j2", setup),
+        },
         launch=Launch(
             script='"${TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script, which imports parallel_setup.py}"',
             arguments='"$@"',
@@ -50,19 +53,21 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
 
 
 WATCH = (
-    "The step time (`engine.tput_timer` prints samples per second every `steps_per_print` steps), from the tenth step on, against the "
+    "The step time (`engine.tput_timer` prints samples per second every `steps_per_print` steps), from the tenth "
+    "step on, against the "
     "estimate.",
-    "`torch.cuda.max_memory_reserved()` against the estimated peak; the warning `pytorch allocator cache flushes` must not appear.",
+    "`torch.cuda.max_memory_reserved()` against the estimated peak; the warning `pytorch allocator cache flushes` "
+    "must not appear.",
     "Host memory (`free -g`) when anything is offloaded.",
     "The loss: it must fall on real data. With fp16, skipped steps (`OVERFLOW`) must stop after some tens of steps.",
 )
 
 
-
 def ds_config(model: ModelSpec, strategy: Strategy) -> dict[str, Any]:
     """DeepSpeed's configuration.
 
-    The total batch is left out: with AutoTP alone DeepSpeed counts every rank as a replica and would refuse the true value.
+    The total batch is left out: with AutoTP alone DeepSpeed counts every rank as a replica and would refuse the true
+    value.
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": strategy.micro_batch,
@@ -178,7 +183,11 @@ def setup_context(model: ModelSpec, strategy: Strategy, flash_attention: bool) -
             ("SEQUENCE_RANKS", str(strategy.cp), "ranks that share one sequence"),
             ("SEQ_LEN", str(strategy.seq_len), "tokens of the whole sequence"),
             ("MICRO_BATCH", str(strategy.micro_batch), "also train_micro_batch_size_per_gpu in ds_config.json"),
-            ("ATTENTION", '"flash_attention_2"' if flash_attention else '"sdpa"', "Hugging Face attention implementation"),
+            (
+                "ATTENTION",
+                '"flash_attention_2"' if flash_attention else '"sdpa"',
+                "Hugging Face attention implementation",
+            ),
         ]
     return {
         "title": one_line(model.name),
@@ -221,15 +230,22 @@ def setup_steps(strategy: Strategy) -> tuple[str, ...]:
     """What has to be there before the first run."""
     steps = [
         "Install DeepSpeed 0.17 to 0.19 with PyTorch on every node"
-        + (", and its CPU Adam: `ds_report` must show `cpu_adam` as compatible." if strategy.offload.device != "none" else "."),
-        "Import `parallel_setup.py` in your training script (its docstring shows the calls, in order) and set `TRAIN_SCRIPT` to that "
+        + (
+            ", and its CPU Adam: `ds_report` must show `cpu_adam` as compatible."
+            if strategy.offload.device != "none"
+            else "."
+        ),
+        "Import `parallel_setup.py` in your training script (its docstring shows the calls, in order) and set "
+        "`TRAIN_SCRIPT` to that "
         "script.",
-        "Choose learning rate and weight decay in `ds_config.json`; the values there are placeholders. Leave `train_batch_size` out: "
+        "Choose learning rate and weight decay in `ds_config.json`; the values there are placeholders. Leave "
+        "`train_batch_size` out: "
         "DeepSpeed derives it.",
     ]
     if strategy.zero_stage == 3:
         steps.append(
-            "Keep a reference to `transformers.integrations.HfDeepSpeedConfig(config())` while the model is loaded, so that it is "
+            "Keep a reference to `transformers.integrations.HfDeepSpeedConfig(config())` while the model is "
+            "loaded, so that it is "
             "sharded at once instead of being whole on every GPU."
         )
     if "nvme" in (strategy.offload.device, strategy.offload.parameters):
@@ -242,13 +258,16 @@ def notes(strategy: Strategy) -> tuple[str, ...]:
     texts = []
     if strategy.tp > 1:
         texts.append(
-            f"With AutoTP DeepSpeed prints a train_batch_size {strategy.tp} times too large: it counts every rank as a replica. "
-            f"{strategy.global_batch} distinct sequences go into a step if the ranks of one replica read the same samples, "
+            f"With AutoTP DeepSpeed prints a train_batch_size {strategy.tp} times too large: it counts every rank "
+            "as a replica. "
+            f"{strategy.global_batch} distinct sequences go into a step if the ranks of one replica read the same "
+            "samples, "
             "which `data_rank` helps with."
         )
     if strategy.cp > 1:
         texts.append(
-            "The loss of a Ulysses rank covers its part of the sequence: average it over the sequence ranks, weighted by their "
+            "The loss of a Ulysses rank covers its part of the sequence: average it over the sequence ranks, "
+            "weighted by their "
             "valid tokens, before logging and backward."
         )
     if strategy.pp > 1:
@@ -266,12 +285,16 @@ def out_of_memory(strategy: Strategy) -> tuple[str, ...]:
     if strategy.recompute.mode == "none":
         advice.append('Set `RECOMPUTE = "full"` in `parallel_setup.py` (about a third more compute).')
     if strategy.zero_stage == 3:
-        advice.append("Halve `stage3_max_live_parameters`, `stage3_max_reuse_distance` and `stage3_prefetch_bucket_size`.")
+        advice.append(
+            "Halve `stage3_max_live_parameters`, `stage3_max_reuse_distance` and `stage3_prefetch_bucket_size`."
+        )
     if strategy.zero_stage >= 1:
         advice.append("Halve `reduce_bucket_size` and `allgather_bucket_size`.")
     if strategy.pp == 1 and strategy.zero_stage < 3 and strategy.tp == 1:
         advice.append(f"Raise `stage` from {strategy.zero_stage} to {strategy.zero_stage + 1}.")
     if strategy.pp == 1 and strategy.zero_stage >= 1 and strategy.offload.device == "none":
-        advice.append('Offload the optimizer: `"offload_optimizer": {"device": "cpu", "pin_memory": true}` (slow steps).')
+        advice.append(
+            'Offload the optimizer: `"offload_optimizer": {"device": "cpu", "pin_memory": true}` (slow steps).'
+        )
     advice.append("Ask for a plan with more margin: `planner suggest ... --memory-margin 0.1`.")
     return tuple(advice)

@@ -1,6 +1,7 @@
 """Templates to text: where the templates lie and how they are filled.
 
-Templates decide layout only; every value is computed in Python, and a name that a template asks for and nobody gave is an error.
+Templates decide layout only; every value is computed in Python, and a name that a template asks for and nobody gave is
+an error.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from planner.errors import InputError
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> list[Path]:
     """Write ``files`` (relative path -> text) below ``folder`` and return their paths.
 
-    Existing files are refused unless ``force``.  Everything is written beside the folder first and renamed into place at the
-    end, so a full disk or a bad path leaves neither half a file nor half a set.
+    Existing files are refused unless ``force``.  Everything is written aside first and renamed into place at the end,
+    so a full disk or a bad path leaves neither half a file nor half a set.
     """
     folder = Path(folder)
     targets = {relative: folder / _inside(relative) for relative in files}

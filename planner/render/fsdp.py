@@ -35,9 +35,7 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
                 {**names, "dimensions": repr(example_dimensions(model)).replace("'", '"'), "tied": model.tied},
             ),
         },
-        launch=Launch(
-            script='"${TRAIN_SCRIPT:-example_train.py}"', arguments='"$@"', variables=(EXPANDABLE_SEGMENTS,)
-        ),
+        launch=Launch(script='"${TRAIN_SCRIPT:-example_train.py}"', arguments='"$@"', variables=(EXPANDABLE_SEGMENTS,)),
         topology=topology(strategy, document.request.cluster),
         files_told={
             "parallelize.py": "the plan as a module that your training script imports",
@@ -52,7 +50,8 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
 
 WATCH = (
     "The step time that the script prints, from the fifth step on, against the estimate.",
-    "`torch.cuda.max_memory_reserved()` against the estimated peak, and `num_alloc_retries` of `torch.cuda.memory_stats()`, which "
+    "`torch.cuda.max_memory_reserved()` against the estimated peak, and `num_alloc_retries` of "
+    "`torch.cuda.memory_stats()`, which "
     "must stay 0.",
     "The loss: it must fall on real data, and equal that of one process on the same samples.",
 )
@@ -101,7 +100,13 @@ def mesh_degrees(strategy: Strategy) -> tuple[int, int]:
 
 def example_dimensions(model: ModelSpec) -> dict[str, int] | None:
     """What the example script builds; None when the model is not a plain Llama-like one."""
-    plain = model.moe is None and model.mla is None and model.pattern is None and model.gated_mlp and model.position == "rope"
+    plain = (
+        model.moe is None
+        and model.mla is None
+        and model.pattern is None
+        and model.gated_mlp
+        and model.position == "rope"
+    )
     if not plain:
         return None
     return {
@@ -119,13 +124,15 @@ def setup(strategy: Strategy) -> tuple[str, ...]:
     """What has to be there before the first run."""
     steps = [
         f"Install PyTorch 2.6 or newer{' and torchao' if strategy.precision == 'fp8' else ''} on every node.",
-        "Import `parallelize.py` in your training script (its docstring shows the calls) and set `TRAIN_SCRIPT` to that script. "
+        "Import `parallelize.py` in your training script (its docstring shows the calls) and set `TRAIN_SCRIPT` "
+        "to that script. "
         "Without it `example_train.py` runs.",
     ]
     # Context parallelism and CPU offload exist on GPUs only.
     if strategy.gpus <= _TINY_GPUS and strategy.cp == 1 and strategy.offload.device == "none":
         steps.append(
-            f"To try the structure without GPUs: `torchrun --standalone --nproc-per-node {strategy.gpus} example_train.py --tiny`; "
+            f"To try the structure without GPUs: `torchrun --standalone --nproc-per-node {strategy.gpus} "
+            "example_train.py --tiny`; "
             "`python example_train.py --tiny --reference` must print the same losses."
         )
     return tuple(steps)
@@ -150,19 +157,22 @@ def notes(model: ModelSpec, strategy: Strategy) -> tuple[str, ...]:
     texts = []
     if example_dimensions(model) is None:
         texts.append(
-            "This model is not a plain Llama-like one: `parallelize.py` finds its blocks by their Hugging Face names, but "
+            "This model is not a plain Llama-like one: `parallelize.py` finds its blocks by their Hugging Face "
+            "names, but "
             "`example_train.py` cannot build it. Call `parallelize()` from your own script."
         )
     if strategy.precision == "fp16":
         texts.append("fp16 needs loss scaling: wrap the optimizer step in `torch.amp.GradScaler`.")
     if strategy.offload.device == "cpu":
         texts.append(
-            'Gradients lie in host memory: start with `init_process_group("cpu:gloo,cuda:nccl")`, as the example does, so that their '
+            'Gradients lie in host memory: start with `init_process_group("cpu:gloo,cuda:nccl")`, as the example '
+            "does, so that their "
             "norm can be reduced."
         )
     if strategy.cp > 1:
         texts.append(
-            "Context parallelism replaces scaled_dot_product_attention inside `shard_sequence`: the model must call it with "
+            "Context parallelism replaces scaled_dot_product_attention inside `shard_sequence`: the model must "
+            "call it with "
             "`is_causal=True`, and position ids must be passed in, as the example does."
         )
     return tuple(texts)
@@ -182,7 +192,9 @@ def out_of_memory(strategy: Strategy) -> tuple[str, ...]:
     elif strategy.recompute.layers_per_stage is not None:
         advice.append("Raise `RECOMPUTE_LAYERS` (`None` recomputes every block).")
     if strategy.zero_stage < 3:
-        advice.append("Set `RESHARD_AFTER_FORWARD = True`: one more all-gather a layer, the gathered weights are freed.")
+        advice.append(
+            "Set `RESHARD_AFTER_FORWARD = True`: one more all-gather a layer, the gathered weights are freed."
+        )
     if strategy.tp > 1 and not strategy.sequence_parallel:
         advice.append("Set `SEQUENCE_PARALLEL = True`.")
     if mesh_degrees(strategy)[0] > 1:

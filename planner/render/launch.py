@@ -1,6 +1,6 @@
 """Launch scripts: torchrun on one or many nodes, an optional Slurm job around it, and DeepSpeed's own launcher.
 
-The scripts take no configuration file: what changes between clusters (head node, port, node number) comes from variables.
+What changes between clusters (head node, port, node number) comes from environment variables.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _cores(cluster: Cluster) -> int:
 
 
 def deepspeed_scripts(document: PlanDocument, launch: Launch, hosts: Sequence[str]) -> dict[str, str]:
-    """``launch_deepspeed.sh``; for several nodes the ``hostfile`` it reads and the variables that it copies to them, too."""
+    """``launch_deepspeed.sh``; for several nodes the ``hostfile`` it reads and the variables that it copies to "
+    "them, too."""
     cluster = document.request.cluster
     script = fill(
         "launch/deepspeed.sh.j2",

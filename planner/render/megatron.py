@@ -1,4 +1,4 @@
-"""A plan as Megatron-LM arguments: parallel layout, recomputation, optimizer, precision, and the variables its launch needs.
+"""A plan as Megatron-LM arguments: parallel layout, recomputation, optimizer, precision, and launch variables.
 
 Flags of megatron-core 0.16 and newer (``pretrain_gpt.py``); the architecture part is in ``megatron_model``.
 """
@@ -18,8 +18,8 @@ from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan, PlanDocument
 from planner.specs.strategy import Strategy
 
-BEFORE_BLACKWELL = frozenset({"Volta", "Turing", "Ampere", "Ada", "Hopper"})
-"""NVIDIA architectures on which Megatron demands one hardware queue for tensor or context parallelism."""
+FROM_BLACKWELL = frozenset({"blackwell", "blackwell-ultra"})
+"""Architectures with block-scaled fp8 in hardware; Megatron counts all others, AMD's among them, as older."""
 
 
 def build(document: PlanDocument, plan: Plan) -> Bundle:
@@ -51,20 +51,27 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
         expert_topology=expert_topology(strategy, request.cluster) if request.model.moe is not None else None,
         notes=tuple(model_notes(request.model)),
         files_told={"megatron_args.sh": "every Megatron-LM argument, in four arrays"},
-        setup=(
-            "Install Megatron-LM (megatron-core 0.16 or newer with Transformer Engine) on every node, for example NVIDIA's PyTorch "
-            "container plus a checkout of the repository, and set `MEGATRON_PATH` to that checkout.",
-            "Nothing else is needed for the first run: without `DATA_PATH` the script trains on mock data.",
-        ),
+        setup=setup(accelerator),
         watch=WATCH,
         out_of_memory=out_of_memory(request.model, strategy),
+    )
+
+
+def setup(accelerator: Accelerator) -> tuple[str, ...]:
+    """What has to be there before the first run."""
+    image = "AMD's ROCm training image" if accelerator.vendor.lower() == "amd" else "NVIDIA's PyTorch container"
+    return (
+        f"Install Megatron-LM (megatron-core 0.16 or newer with Transformer Engine) on every node, for example {image} "
+        "plus a checkout of the repository, and set `MEGATRON_PATH` to that checkout.",
+        "Nothing else is needed for the first run: without `DATA_PATH` the script trains on mock data.",
     )
 
 
 WATCH = (
     "`elapsed time per iteration (ms)` of the log, from the tenth iteration on, against the estimate.",
     "`throughput per GPU (TFLOP/s/GPU)`: Megatron counts its own FLOPs, so compare its trend, not its value.",
-    "The memory report after the first iteration: `max allocated` and `max reserved` of the first and the last pipeline rank.",
+    "The memory report after the first iteration: `max allocated` and `max reserved` of the first and the last "
+    "pipeline rank.",
     "`lm loss` falling on real data (on mock data it only has to be finite) and `number of nan iterations: 0`.",
 )
 
@@ -167,10 +174,10 @@ def precision_flags(strategy: Strategy, accelerator: Accelerator) -> list[Flag]:
         return [flag("--fp16")]
     flags = [flag("--bf16")]
     if strategy.precision == "fp8":
-        if accelerator.architecture in BEFORE_BLACKWELL:
-            flags += [flag("--fp8-format", "hybrid"), flag("--fp8-recipe", "tensorwise", remark="current scaling")]
-        else:
+        if accelerator.architecture.lower() in FROM_BLACKWELL:
             flags += [flag("--fp8-format", "e4m3"), flag("--fp8-recipe", "mxfp8", remark="block scaling in hardware")]
+        else:
+            flags += [flag("--fp8-format", "hybrid"), flag("--fp8-recipe", "tensorwise", remark="current scaling")]
     return flags
 
 
@@ -203,12 +210,13 @@ def kernel_flags(job: Job, model: ModelSpec) -> list[Flag]:
 def environment(strategy: Strategy, accelerator: Accelerator) -> tuple[Variable, ...]:
     """Variables of the launch script, each with its reason."""
     variables = []
-    if (strategy.tp > 1 or strategy.cp > 1) and accelerator.architecture in BEFORE_BLACKWELL:
+    if (strategy.tp > 1 or strategy.cp > 1) and accelerator.architecture.lower() not in FROM_BLACKWELL:
         variables.append(
             Variable(
                 "CUDA_DEVICE_MAX_CONNECTIONS",
                 "1",
-                "One hardware queue keeps communication ahead of the matrix multiplications it hides behind; Megatron refuses to "
+                "One hardware queue keeps communication ahead of the matrix multiplications it hides behind; "
+                "Megatron refuses to "
                 "start without it when tp or cp > 1 before Blackwell.",
             )
         )
@@ -251,14 +259,22 @@ def out_of_memory(model: ModelSpec, strategy: Strategy) -> tuple[str, ...]:
         modules = "mlp" if model.moe is None else "layernorm moe_act"
         advice.append(f"Add `--recompute-granularity selective --recompute-modules {modules}`.")
     if strategy.recompute.mode != "full":
-        advice.append("Recompute some layers fully: `--recompute-granularity full --recompute-method block --recompute-num-layers 1`, then more.")
+        advice.append(
+            "Recompute some layers fully: `--recompute-granularity full --recompute-method block "
+            "--recompute-num-layers 1`, then more."
+        )
     elif strategy.recompute.layers_per_stage is not None:
         advice.append("Raise `--recompute-num-layers`.")
     if strategy.tp > 1 and not strategy.sequence_parallel:
         advice.append("Add `--sequence-parallel`.")
     if model.moe is not None:
-        advice.append("Uneven routing early in training makes some ranks peak; leave 10 % headroom or raise expert parallelism.")
+        advice.append(
+            "Uneven routing early in training makes some ranks peak; leave 10 % headroom or raise expert parallelism."
+        )
     if strategy.offload.optimizer < 1:
-        advice.append("Offload the optimizer: `--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5`.")
+        advice.append(
+            "Offload the optimizer: `--use-precision-aware-optimizer --optimizer-cpu-offload "
+            "--optimizer-offload-fraction 0.5`."
+        )
     advice.append("Ask for a plan with more margin: `planner suggest ... --memory-margin 0.1`.")
     return tuple(advice)

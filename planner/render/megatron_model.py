@@ -1,8 +1,8 @@
 """The architecture as Megatron-LM flags (megatron-core 0.16 and newer).
 
-Only what decides cost and shape is known here; constants of the trained function (rotary base, epsilon, routing scale) are not part
-of a plan and are named in the notes instead of being guessed.  Models that the flags cannot describe are refused by the backend's
-rules before a plan exists.
+Only what decides cost and shape is known here; constants of the trained function (rotary base, epsilon, routing scale)
+are not part of a plan and are named in the notes instead of being guessed.  Models that the flags cannot describe are
+refused by the backend's rules before a plan exists.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> list[Flag]:
 
 
 def _runs(bits: list[int]) -> str:
-    """``[0, 0, 0, 1, 1]`` as the list expression ``([0]*3+[1]*2)`` that Megatron evaluates; periodic lists are kept short."""
+    """``[0, 0, 0, 1, 1]`` as the list expression ``([0]*3+[1]*2)`` that Megatron evaluates; periodic lists are "
+    "kept short."""
     for period in range(1, len(bits) // 2 + 1):
         if len(bits) % period == 0 and bits == bits[:period] * (len(bits) // period):
             return f"({_run_lengths(bits[:period])})*{len(bits) // period}"
@@ -161,12 +162,14 @@ def model_notes(model: ModelSpec) -> list[str]:
     notes = []
     if model.position == "rope":
         notes.append(
-            "The rotary base (`--rotary-base`, Megatron's default 10000) and any rotary scaling are not part of a plan: take them "
+            "The rotary base (`--rotary-base`, Megatron's default 10000) and any rotary scaling are not part of a "
+            "plan: take them "
             "from the model's release. They change the trained function, not its cost."
         )
     if model.moe is not None:
         notes.append(
-            "Routing details that do not change the cost (score function, group limits, `--moe-router-topk-scaling-factor`, "
+            "Routing details that do not change the cost (score function, group limits, "
+            "`--moe-router-topk-scaling-factor`, "
             "auxiliary loss) are placeholders: take them from the model's release."
         )
     return notes

@@ -17,6 +17,10 @@ from planner.specs.plan import Breakdown, Plan, PlanDocument
 from planner.specs.strategy import Strategy
 from planner.units import BITS_PER_BYTE, GB, count, duration, gib, percent
 
+NVIDIA_TOOLS = {"list": "nvidia-smi", "links": "nvidia-smi topo -m", "good": "NV", "bandwidth": "nccl-tests"}
+AMD_TOOLS = {"list": "rocm-smi", "links": "rocm-smi --showtopo", "good": "XGMI", "bandwidth": "rccl-tests"}
+"""Commands of the vendors: list GPUs, show links, what a good link is called, measure collectives."""
+
 
 def readme(document: PlanDocument, plan: Plan, bundle: Bundle, title: str, files: Mapping[str, str]) -> str:
     """The guide that lies beside the rendered files; ``files`` says what each of them is."""
@@ -51,6 +55,7 @@ def readme(document: PlanDocument, plan: Plan, bundle: Bundle, title: str, files
             "slurm": "job.sbatch" in files,
             "deepspeed_launcher": "launch_deepspeed.sh" in files,
             "hostfile": "hostfile" in files,
+            "tools": AMD_TOOLS if cluster.accelerator.vendor.lower() == "amd" else NVIDIA_TOOLS,
         },
     )
 
@@ -68,7 +73,8 @@ def verdict(plan: Plan) -> str:
     """The strategy in one line."""
     s = plan.strategy
     parts = [f"{name} {degree}" for name, degree in degrees(s) if degree > 1] or ["one GPU, nothing split"]
-    return f"{', '.join(parts)}: {duration(plan.estimate.step_time_s)} a step, {gib(plan.estimate.peak_memory_bytes)} a GPU"
+    step, memory = duration(plan.estimate.step_time_s), gib(plan.estimate.peak_memory_bytes)
+    return f"{', '.join(parts)}: {step} a step, {memory} a GPU"
 
 
 def degrees(s: Strategy) -> list[tuple[str, int]]:
@@ -110,14 +116,19 @@ def _recompute(s: Strategy) -> str:
     if s.recompute.mode == "selective":
         return "selective: " + ", ".join(s.recompute.modules)
     if s.recompute.mode == "full" and counts is not None:
-        return f"full, {max(counts)} layers of a stage" if len(set(counts)) == 1 else "full, layers " + " ".join(map(str, counts))
+        return (
+            f"full, {max(counts)} layers of a stage"
+            if len(set(counts)) == 1
+            else "full, layers " + " ".join(map(str, counts))
+        )
     return s.recompute.mode
 
 
 def _offload(s: Strategy) -> str:
     if s.offload.device == "none" and s.offload.parameters == "none":
         return "none"
-    return f"{percent(s.offload.optimizer)} of the optimizer states to {s.offload.device}, parameters to {s.offload.parameters}"
+    share = percent(s.offload.optimizer)
+    return f"{share} of the optimizer states to {s.offload.device}, parameters to {s.offload.parameters}"
 
 
 def estimate_rows(plan: Plan) -> list[tuple[str, str, str]]:
@@ -139,11 +150,14 @@ def estimate_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def memory_table(tree: Breakdown) -> str:
-    """The two upper levels of the memory tree."""
-    rows = [("memory", "size")]
-    for child in tree.children:
-        rows.append((one_line(child.name), gib(child.value)))
-        rows += [(f"- {one_line(leaf.name)}", gib(leaf.value)) for leaf in child.children]
+    """What fills the fullest GPU in its fullest phase; the trees of all stages are in plan.json."""
+    path = []
+    while tree.combine == "max" and tree.children:
+        tree = max(tree.children, key=lambda child: child.value)
+        path.append(one_line(tree.name))
+    where = ", ".join(path) or "peak"
+    rows = [(f"memory of a GPU ({where})", "size")]
+    rows += [(one_line(part.name), gib(part.value)) for part in tree.children if part.value > 0]
     return table(rows) if len(rows) > 1 else ""
 
 
@@ -153,8 +167,11 @@ def headroom(plan: Plan) -> str:
     left = e.memory_limit_bytes - e.peak_memory_bytes
     share = percent(abs(left) / e.memory_limit_bytes)
     if left < 0:
-        return f"the estimate is {gib(-left)} ({share}) above the limit of {gib(e.memory_limit_bytes)}: expect it to fail."
+        return (
+            f"the estimate is {gib(-left)} ({share}) above the limit of {gib(e.memory_limit_bytes)}: expect it to fail."
+        )
     return (
-        f"the plan leaves {gib(left)} of {gib(e.memory_limit_bytes)} ({share}) free on the worst GPU. Anything else that lives on the "
+        f"the plan leaves {gib(left)} of {gib(e.memory_limit_bytes)} ({share}) free on the worst GPU. Anything "
+        "else that lives on the "
         "GPU (evaluation, logging of activations, a second model) comes out of that."
     )

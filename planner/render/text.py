@@ -1,6 +1,7 @@
 """Small text tools of the renderers: names that are safe in a comment, quoted words, aligned tables.
 
-Names of models and hosts come from users; nothing of theirs reaches a shell, a Python module or a host list except through here.
+Names of models and hosts come from users; nothing of theirs reaches a shell, a Python module or a host list except
+through here.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ def checked_hosts(hosts: Sequence[str], nodes: int) -> tuple[str, ...]:
 def table(rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with padded columns; the first row is the header."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)

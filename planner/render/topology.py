@@ -78,7 +78,9 @@ def group_table(topology: Topology) -> str:
     rows = [["group", "size", "ranks of the first group", "stride", "nodes it spans", "what it shares"]]
     for axis in topology.used():
         ranks = topology.group(axis.name)
-        shown = ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, {ranks[1]}, {ranks[2]}, ..., {ranks[-1]}"
+        shown = (
+            ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, {ranks[1]}, {ranks[2]}, ..., {ranks[-1]}"
+        )
         nodes = len({rank // topology.local_ranks for rank in ranks})
         rows.append([axis.name, str(axis.size), shown, str(topology.stride(axis.name)), str(nodes), axis.meaning])
     return table(rows)
@@ -96,6 +98,10 @@ def node_table(topology: Topology) -> str:
         if node == nodes - 1 and nodes > _SHOWN_NODES:
             rows.append(["..."] * len(rows[0]))
         rows.append(
-            [str(node), f"{ranks[0]}-{ranks[-1]}", *(_span([topology.coordinate(a.name, r) for r in ranks]) for a in axes)]
+            [
+                str(node),
+                f"{ranks[0]}-{ranks[-1]}",
+                *(_span([topology.coordinate(a.name, r) for r in ranks]) for a in axes),
+            ]
         )
     return table(rows)

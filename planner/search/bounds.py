@@ -125,7 +125,7 @@ def core_bound(inner: Inner) -> FloatArray:
         nothing = np.zeros(len(inner), dtype=np.int64)
         rows = np.arange(len(inner))
         pipeline = inner.price(rows, inner.group.batch.stage_layers, nothing, nothing).pipeline_time_s
-    return pipeline + model.reduce_floor_s + model.constant_time_s
+    return np.asarray(pipeline + model.reduce_floor_s + model.constant_time_s)
 
 
 def full_bound(inner: Inner, loose: Needs) -> Bound:
@@ -252,7 +252,7 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
 
     def most_at(level: FloatArray, rows: Any = slice(None)) -> IntArray:
         filled = held_recomputing(slope[rows], again[rows], spread[rows], ends[rows], level)
-        return np.minimum(filled, caps[rows])
+        return np.asarray(np.minimum(filled, caps[rows]))
 
     def enough(level: FloatArray, rows: IntArray) -> BoolArray:
         return np.asarray(most_at(level, rows).sum(axis=1) >= layers)
@@ -309,4 +309,4 @@ def _least_memory(inner: Inner, needs: Needs) -> FloatArray:
         middle = (low + high) / 2
         enough = held(slope, ends, middle).sum(axis=1) >= inner.layers
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-    return low * model.memory_factor + model.device_overhead_bytes
+    return np.asarray(low * model.memory_factor + model.device_overhead_bytes)

@@ -48,7 +48,7 @@ def rank_caps(inner: Inner, kind: int | None, recomputed: IntArray, share: Float
     temporary = (state + model.step_temporary_layer_bytes[:, chosen]).min(axis=1)
     layers = np.minimum(layers, step / np.maximum(temporary, tiny)[:, None])
     whole = np.floor(np.clip(layers, -1.0, 1e9) * (1 + 1e-12) + _ROUNDING).astype(np.int64)
-    return np.minimum(whole, inner.group.vpp * inner.max_recomputed)
+    return np.asarray(np.minimum(whole, inner.group.vpp * inner.max_recomputed))
 
 
 def sufficient(inner: Inner, recomputed: IntArray, share: FloatArray) -> BoolArray:

@@ -7,6 +7,7 @@ no solution can break the limit that is checked in floating point afterwards.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -63,7 +64,7 @@ def _stages_in_model_order(model: cp_model.CpModel, form: RunForm, inner: Inner)
         model.add(head.lead + head.main >= 1)
         model.add(head.lead + head.main <= inner.max_recomputed)
     leading = [head for head in form.heads if not isinstance(head.lead, int)]
-    for index, (earlier, later) in enumerate(zip(leading, leading[1:], strict=False)):
+    for index, (earlier, later) in enumerate(pairwise(leading)):
         goes_on = model.new_bool_var(f"leading run goes on after {index}")
         model.add(later.lead <= int(inner.totals[0]) * goes_on)
         model.add(earlier.main <= int(inner.totals[-1]) * (1 - goes_on))
@@ -110,7 +111,7 @@ def _kinds_mixed_as_in_the_model(model: cp_model.CpModel, variables: Variables, 
 
 def _stages_filled(model: cp_model.CpModel, form: EdgeForm, inner: Inner) -> None:
     """Ensures that every virtual stage holds at least one layer and no more than it may."""
-    for before, after in zip(form.edges, form.edges[1:], strict=False):
+    for before, after in pairwise(form.edges):
         model.add_linear_constraint(after - before, 1, inner.max_recomputed)
 
 
@@ -158,7 +159,9 @@ def _longest_tail(model: cp_model.CpModel, variables: Variables, inner: Inner, u
         traffic = at[0] * (m.first_reduce_time_s[0] - share * m.first_time_s[0])
         traffic += at[1] * (m.last_reduce_time_s[0] - share * m.last_time_s[0])
         done = _dot(work, variables.layers[rank]) + _dot(offload, variables.offloaded[rank])
-        done += to_integer(float(fixed), unit, "nearest") + to_integer(float(each / steps), unit, "nearest") * variables.step rest = _dot(exposed, variables.layers[rank]) - _dot(hidden, variables.recomputed[rank])
+        done += to_integer(float(each / steps), unit, "nearest") * variables.step
+        done += to_integer(float(fixed), unit, "nearest")
+        rest = _dot(exposed, variables.layers[rank]) - _dot(hidden, variables.recomputed[rank])
         model.add(variables.tail >= done + floor)
         model.add(variables.tail >= done + rest + to_integer(float(traffic), unit, "nearest"))
 

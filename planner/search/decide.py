@@ -70,7 +70,9 @@ def _priced(inner: Inner, layout: IntArray, recomputed: int, step: int, proven: 
 def _whole_grid(inner: Inner, needs: Needs, minimise_memory: bool) -> Decision:
     """Every number of recomputed layers with every offload step for the framework's own split."""
     layout = inner.group.batch.stage_layers[0]
-    counts = np.arange(int(needs.recomputed[0]), int(layout.max()) + 1) if inner.group.counted[0] else np.zeros(1, dtype=int)
+    counts = (
+        np.arange(int(needs.recomputed[0]), int(layout.max()) + 1) if inner.group.counted[0] else np.zeros(1, dtype=int)
+    )
     steps = np.arange(int(needs.step[0]), int(needs.most_steps[0]) + 1)
     recomputed, step = (axis.reshape(-1) for axis in np.meshgrid(counts, steps, indexing="ij"))
     rows = np.zeros(len(recomputed), dtype=np.int64)

@@ -113,12 +113,10 @@ class _Run:
         """Decide candidates by ascending bound; returns the smallest bound left undecided, infinite when all is
         proven."""
         bounds = np.concatenate([block.bound for block in self.frontier.blocks] or [np.zeros(0)])
-        owner = np.concatenate([np.full(len(b.bound), i) for i, b in enumerate(self.frontier.blocks)] or [np.zeros(0)])
-        within = np.concatenate([np.arange(len(block.bound)) for block in self.frontier.blocks] or [np.zeros(0)])
+        places = [(block, row) for block in self.frontier.blocks for row in range(len(block.bound))]
         left = float("inf")
-        for place in np.argsort(bounds, kind="stable"):
-            bound, block = float(bounds[place]), self.frontier.blocks[int(owner[place])]
-            best, row = self._best_value(), int(within[place])
+        for place in np.argsort(bounds, kind="stable").tolist():
+            bound, (block, row), best = float(bounds[place]), places[place], self._best_value()
             self._report(best, bound)
             if bound > best * (1 + TIE) or (bound >= best * (1 - TIE) and not self.minimise_memory):
                 break
@@ -155,7 +153,11 @@ class _Run:
             mine, theirs = mine[::-1], theirs[::-1]
         if mine < theirs:
             known.step_time_s[row], known.memory_bytes[row] = decision.step_time_s, decision.memory_bytes
-            known.layout[row], known.recomputed[row], known.step[row] = decision.layout, decision.recomputed, decision.step
+            known.layout[row], known.recomputed[row], known.step[row] = (
+                decision.layout,
+                decision.recomputed,
+                decision.step,
+            )
             self.frontier.found(int(block.mesh[row]), mine[0])
 
     def _report(self, best: float, bound: float) -> None:
@@ -207,8 +209,8 @@ class _Run:
             value = memory if self.minimise_memory else time_s
             here = np.isin(block.mesh, list(meshes))
             least_bound = min(least_bound, float(block.bound[here & (value > target * (1 + TIE))].min(initial=np.inf)))
-            for row in np.flatnonzero(here & (value <= target * (1 + TIE))):
-                found.append((self._key(block, int(row)), block, int(row)))
+            rows = np.flatnonzero(here & (value <= target * (1 + TIE))).tolist()
+            found += [(self._key(block, row), block, row) for row in rows]
         key, block, row = min(found, key=lambda item: item[0])
         known = block.incumbents
         strategy = block.inner.decided(row, known.layout[row], int(known.recomputed[row]), int(known.step[row]))
@@ -221,7 +223,9 @@ class _Run:
         savers = [int(getattr(batch, name)[row]) for name in ("zero_stage", "recompute_kind", "offload_device")]
         dimensions = sum(degree > 1 for degree in degrees) + sum(saver > 0 for saver in savers)
         primary = float(f"{known.step_time_s[row]:.9e}") if self.minimise_memory else 0.0
-        rest = [int(getattr(batch, n)[row]) for n in ("micro_batch", "shard_degree", "secondary_shard_degree", "schedule")]
+        rest = [
+            int(getattr(batch, n)[row]) for n in ("micro_batch", "shard_degree", "secondary_shard_degree", "schedule")
+        ]
         return (
             primary, dimensions, float(f"{known.memory_bytes[row]:.9e}"), *degrees, *savers, *rest,
             int(batch.offload_parameters[row]), bool(batch.sequence_parallel[row]), int(block.mesh[row]),

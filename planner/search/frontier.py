@@ -169,7 +169,9 @@ class MeshCodes:
 
     def __init__(self, space: Space) -> None:
         columns = [[getattr(group.batch, name) for group in space.cores] for name in ("tp", "cp", "pp", "ep")]
-        self.values = [np.unique(np.concatenate([np.unique(part) for part in parts] or [np.zeros(0)])) for parts in columns]
+        self.values = [
+            np.unique(np.concatenate([np.unique(part) for part in parts] or [np.zeros(0)])) for parts in columns
+        ]
 
     def of(self, batch: StrategyBatch) -> IntArray:
         """(N,) codes; dp follows from the others."""
@@ -180,6 +182,4 @@ class MeshCodes:
 
 
 def _take_needs(needs: Needs, rows: BoolArray | IntArray) -> Needs:
-    return replace(
-        needs, recomputed=needs.recomputed[rows], step=needs.step[rows], most_steps=needs.most_steps[rows]
-    )
+    return replace(needs, recomputed=needs.recomputed[rows], step=needs.step[rows], most_steps=needs.most_steps[rows])

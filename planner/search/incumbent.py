@@ -76,7 +76,9 @@ def _try(
 
 def _priced(inner: Inner, layout: IntArray, recomputed: IntArray, step: IntArray) -> Incumbents:
     result = inner.price(np.arange(len(inner)), layout, recomputed, step)
-    whole = (layout >= 1).all(axis=1) & (layout <= inner.max_recomputed).all(axis=1) & (layout.sum(axis=1) == inner.layers)
+    whole = (
+        (layout >= 1).all(axis=1) & (layout <= inner.max_recomputed).all(axis=1) & (layout.sum(axis=1) == inner.layers)
+    )
     legal = inner.fits(result) & whole
     return Incumbents(
         np.where(legal, result.step_time_s, np.inf), np.where(legal, result.peak_memory_bytes, np.inf),
@@ -108,7 +110,7 @@ def _filled(inner: Inner, recomputed: IntArray, step: IntArray) -> IntArray:
 
     def most_at(level: FloatArray, rows: Any = slice(None)) -> IntArray:
         filled = held_recomputing(slope[rows], again[rows], spread[rows], ends[rows], level)
-        return np.maximum(np.minimum(filled, caps[rows]), group.vpp)
+        return np.asarray(np.maximum(np.minimum(filled, caps[rows]), group.vpp))
 
     def enough(level: FloatArray, rows: IntArray) -> BoolArray:
         return np.asarray(most_at(level, rows).sum(axis=1) >= inner.layers)
@@ -128,7 +130,9 @@ def _trimmed(most: IntArray, reached: FloatArray, layers: int, least: int) -> In
     per_layer = reached / np.maximum(most, 1)
     rows = np.arange(len(held))
     for _ in range(int(surplus.max(initial=0))):
-        movable = np.where(held > least, np.round(cost / np.maximum(cost.max(axis=1, keepdims=True), 1e-300), 9), -np.inf)
+        movable = np.where(
+            held > least, np.round(cost / np.maximum(cost.max(axis=1, keepdims=True), 1e-300), 9), -np.inf
+        )
         worst = movable.argmax(axis=1)
         take = (surplus > 0) & (held[rows, worst] > least)
         held[rows, worst] -= take

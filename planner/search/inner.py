@@ -52,7 +52,7 @@ class Inner:
     @property
     def totals(self) -> IntArray:
         """(K,) layers of each kind."""
-        return self.kind_prefix[-1]
+        return np.asarray(self.kind_prefix[-1])
 
     @property
     def stages(self) -> int:
@@ -137,5 +137,3 @@ def fold(model: StageModel, context: CostContext, group: Group) -> Inner:
         recompute_saved_bytes=np.where(is_open, model.recompute_saved_bytes, 0.0),
     )
     return Inner(group, folded, context.kind_prefix, Limits.of(context))
-
-

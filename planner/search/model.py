@@ -7,6 +7,7 @@ solve.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -73,7 +74,9 @@ def solve(
 class _Model:
     """One constraint model with its solver."""
 
-    def __init__(self, inner: Inner, needs: Needs, cutoff_s: float, time_limit_s: float | None, *, relaxed: bool) -> None:
+    def __init__(
+        self, inner: Inner, needs: Needs, cutoff_s: float, time_limit_s: float | None, *, relaxed: bool
+    ) -> None:
         self.inner, self.units, self.model = inner, units_for(inner), cp_model.CpModel()
         self.variables = make_variables(self.model, inner, needs, relaxed=relaxed)
         self.peaks = add_constraints(self.model, self.variables, inner, self.units)
@@ -151,7 +154,7 @@ def _layout(solver: cp_model.CpSolver, variables: Variables, inner: Inner) -> In
     form = variables.form
     if isinstance(form, EdgeForm):
         edges = [_value(solver, edge) for edge in form.edges]
-        return np.array([after - before for before, after in zip(edges, edges[1:], strict=False)], dtype=np.int64)
+        return np.array([after - before for before, after in pairwise(edges)], dtype=np.int64)
     if not isinstance(form, RunForm):
         raise RuntimeError("a relaxation has no layout")
     layout = np.zeros(inner.stages, dtype=np.int64)

@@ -1,7 +1,8 @@
 """What the constraint model minimises: the step time, or the peak memory and then the step time.
 
-Step time = m * T_max + beta * (sum T - T_max) + tail + constants.  Layers are all placed, so of sum T only the recomputation
-varies; dividing by m - beta makes the slowest rank's coefficient exactly one and keeps every rounding at one unit.
+Step time = m * T_max + beta * (sum T - T_max) + tail + constants.  Layers are all placed, so of sum T only the
+recomputation varies; dividing by m - beta makes the slowest rank's coefficient exactly one and keeps every rounding at
+one unit.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ def units_for(inner: Inner) -> Units:
     """Units of one candidate, so that no expression exceeds about 2**40."""
     m = inner.model
     weight = _steady_weight(inner)
-    slowest = float(((m.layer_time_s[0] + m.recompute_time_s[0]) * inner.totals).sum() + m.first_time_s[0] + m.last_time_s[0])
-    work = float(((m.layer_optimizer_time_s[0] + abs(m.layer_offload_time_s[0]) + m.layer_reduce_time_s[0]) * inner.totals).sum())
+    slowest = float(
+        ((m.layer_time_s[0] + m.recompute_time_s[0]) * inner.totals).sum() + m.first_time_s[0] + m.last_time_s[0]
+    )
+    work = float(
+        ((m.layer_optimizer_time_s[0] + abs(m.layer_offload_time_s[0]) + m.layer_reduce_time_s[0]) * inner.totals).sum()
+    )
     ends = float(
         m.first_optimizer_time_s[0] + m.last_optimizer_time_s[0] + abs(m.first_offload_time_s[0])
         + abs(m.last_offload_time_s[0]) + m.first_reduce_time_s[0] + m.last_reduce_time_s[0] + m.reduce_floor_s[0]

@@ -8,73 +8,71 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from itertools import islice
 
 import numpy as np
 
 from planner.cost.evaluate import CostContext
 from planner.errors import InputError
-from planner.search.bounds import Needs, full_bound
 from planner.search.capacity import host_steps
 from planner.search.inner import prepare
 from planner.search.outcome import InfeasibleReport, NearestMiss, Relaxation
 from planner.search.problem import Problem
-from planner.search.space import Space
+from planner.search.space import Group, Space
 
 MAX_RELAXATIONS = 3
 GPU_DOUBLINGS = 8
 SEQUENCE_HALVINGS = 6
 MIN_SEQUENCE = 512
+CORES_AT_ONCE = 2_000
 
 Feasible = Callable[[Problem], bool]
 
 
-def explain_infeasible(problem: Problem, space: Space, rejected: dict[str, int], feasible: Feasible) -> InfeasibleReport:
+def explain_infeasible(
+    problem: Problem, space: Space, rejected: dict[str, int], feasible: Feasible
+) -> InfeasibleReport:
     """The report of a search that found nothing; ``feasible`` answers whether a changed question has a plan."""
-    found: list[Relaxation] = []
-    for relaxation, changed in _changes(problem, feasible):
-        found.append(relaxation)
-        del changed
-        if len(found) == MAX_RELAXATIONS:
-            break
-    return InfeasibleReport(rejected, nearest_miss(problem.context, space), tuple(found))
+    found = tuple(islice(_changes(problem, feasible), MAX_RELAXATIONS))
+    return InfeasibleReport(rejected, nearest_miss(problem.context, space), found)
 
 
 def nearest_miss(context: CostContext, space: Space) -> NearestMiss | None:
-    """The candidate whose least possible memory exceeds its limit by the smallest share."""
+    """The candidate that exceeds its limit by the smallest share, with the framework's default split of the layers."""
     best: tuple[float, NearestMiss] | None = None
-    upper = context.memory_upper
-    for group in space.groups:
-        for start in range(0, len(group), 20_000):
-            inner = prepare(context, group.take(slice(start, start + 20_000)))
-            most = host_steps(inner)
-            steps = np.where(most < np.minimum(inner.group.steps, 1), inner.group.steps, np.maximum(most, 0))
-            everything = np.full(len(inner), inner.max_recomputed)
-            needs = Needs(inner.group.counted.astype(np.int64), steps, steps)
-            relaxed = full_bound(inner, needs).memory_bytes
-            priced = inner.price(np.arange(len(inner)), inner.group.batch.stage_layers, everything, steps)
-            needed = np.maximum(relaxed, np.where(group.free, 0.0, priced.peak_memory_bytes)) * upper
-            sizes = {"gpu": needed / context.memory_limit_bytes,
-                     "host": priced.host_memory_bytes_per_node / context.host_memory_limit_bytes}  # fmt: skip
-            worst = np.maximum(sizes["gpu"], sizes["host"])
-            row = int(worst.argmin())
-            if best is None or worst[row] < best[0]:
-                where: Literal["gpu", "host"] = "gpu" if sizes["gpu"][row] >= sizes["host"][row] else "host"
-                values = {"gpu": (needed[row], context.memory_limit_bytes),
-                          "host": (priced.host_memory_bytes_per_node[row], context.host_memory_limit_bytes)}  # fmt:
-                          skip
-                size, limit = (float(value) for value in values[where])
-                strategy = inner.decided(row, inner.group.batch.stage_layers[row], inner.max_recomputed, int(steps[row]))
-                best = float(worst[row]), NearestMiss(strategy, size - limit, where, size, limit)
+    for core in space.cores:
+        for start in range(0, len(core), CORES_AT_ONCE):
+            group = space.variants(core.take(slice(start, start + CORES_AT_ONCE)))
+            found = _nearest(context, group) if len(group) else None
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
     return best[1] if best is not None else None
 
 
-def _changes(problem: Problem, feasible: Feasible) -> Iterator[tuple[Relaxation, Problem]]:
+def _nearest(context: CostContext, group: Group) -> tuple[float, NearestMiss]:
+    """(needed over limit, the miss) of the nearest of some candidates; recomputes and offloads all that it can."""
+    inner = prepare(context, group)
+    most = host_steps(inner)
+    steps = np.where(most < np.minimum(group.steps, 1), group.steps, np.maximum(most, 0))
+    layouts, everything = group.batch.stage_layers, np.full(len(inner), inner.max_recomputed)
+    priced = inner.price(np.arange(len(inner)), layouts, everything, steps)
+    gpu, host = priced.peak_memory_bytes * context.memory_upper, priced.host_memory_bytes_per_node
+    over_gpu, over_host = gpu / context.memory_limit_bytes, host / context.host_memory_limit_bytes
+    row = int(np.maximum(over_gpu, over_host).argmin())
+    strategy = inner.decided(row, layouts[row], inner.max_recomputed, int(steps[row]))
+    if over_gpu[row] >= over_host[row]:
+        share, needed, limit = float(over_gpu[row]), float(gpu[row]), context.memory_limit_bytes
+        return share, NearestMiss(strategy, needed - limit, "gpu", needed, limit)
+    share, needed, limit = float(over_host[row]), float(host[row]), context.host_memory_limit_bytes
+    return share, NearestMiss(strategy, needed - limit, "host", needed, limit)
+
+
+def _changes(problem: Problem, feasible: Feasible) -> Iterator[Relaxation]:
     """Changes that lead to a plan, the least intrusive kind first, at most one of each kind but pins."""
     for kind in (_without_a_pin, _other_backends, _more_gpus, _shorter_sequences):
         for relaxation, changed in kind(problem):
             if _has_plan(changed, feasible):
-                yield relaxation, changed
+                yield relaxation
                 if relaxation.field != "pin":
                     break
 

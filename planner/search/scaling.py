@@ -27,10 +27,11 @@ def unit_for(largest: float) -> float:
 
 def to_integers(values: Iterable[float], unit: float, rounding: Rounding) -> list[int]:
     """Each value in units, rounded: |value - result * unit| <= unit/2 (nearest), < unit above (up) or below (down)."""
-    function = {"nearest": round, "up": math.ceil, "down": math.floor}[rounding]
-    return [int(function(value / unit)) for value in values]
+    return [to_integer(float(value), unit, rounding) for value in values]
 
 
 def to_integer(value: float, unit: float, rounding: Rounding) -> int:
     """One value, as ``to_integers``."""
-    return to_integers((value,), unit, rounding)[0]
+    if rounding == "nearest":
+        return round(value / unit)
+    return math.ceil(value / unit) if rounding == "up" else math.floor(value / unit)

@@ -54,8 +54,8 @@ class Group:
 class Space:
     """All legal candidates and the rejections so far.
 
-    Recomputation and offload only ever cost time, so a bound of a candidate without them (a core) holds for all its variants:
-    variants are multiplied out on demand, by ``variants``.
+    Recomputation and offload only ever cost time, so a bound of a candidate without them (a core) holds for all its
+    variants, which are multiplied out on demand, by ``variants``.
     """
 
     def __init__(self, cores: tuple[Group, ...], legality: Legality, savers: Savers) -> None:
@@ -231,9 +231,9 @@ class _Enumeration:
             for vpp in self._chunk_counts(pp):
                 schedules = self.backend.schedules(pp, vpp)
                 seen.update((vpp, schedule) for schedule in schedules)
-                for schedule in keep_pinned(self.pins, "pipeline_schedule", schedules):
-                    if "vpp" not in self.pins or vpp == self.pins["vpp"]:
-                        chosen.append((vpp, SCHEDULES.index(schedule)))
+                if "vpp" not in self.pins or vpp == self.pins["vpp"]:
+                    kept = keep_pinned(self.pins, "pipeline_schedule", schedules)
+                    chosen += [(vpp, SCHEDULES.index(schedule)) for schedule in kept]
             if not chosen:
                 self.legality.count("layer-split", int((batch.pp == pp).sum()))
             return chosen

@@ -163,7 +163,9 @@ def _head(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | None, s
 
 def _count_form(model: cp_model.CpModel, inner: Inner, counted: bool) -> Built:
     totals, ranks = [int(total) for total in inner.totals], range(inner.group.pp)
-    layers: list[list[Expr]] = [[model.new_int_var(0, n, f"layers[{r}][{k}]") for k, n in enumerate(totals)] for r in ranks]
+    layers: list[list[Expr]] = [
+        [model.new_int_var(0, n, f"layers[{r}][{k}]") for k, n in enumerate(totals)] for r in ranks
+    ]
     again: list[list[Expr]] = [
         [model.new_int_var(0, n, f"again[{r}][{k}]") if counted else 0 for k, n in enumerate(totals)] for r in ranks
     ]
@@ -219,7 +221,9 @@ def _times(model: cp_model.CpModel, step: Expr, count: Expr, layers: int, most_s
     return product
 
 
-def add_hint(model: cp_model.CpModel, variables: Variables, inner: Inner, layout: IntArray, most: int, step: int) -> None:
+def add_hint(
+    model: cp_model.CpModel, variables: Variables, inner: Inner, layout: IntArray, most: int, step: int
+) -> None:
     """Tell the solver a known solution: virtual stages, recomputed layers, offload steps."""
     pairs: list[tuple[Expr, int]] = [(variables.most, most), (variables.step, step)]
     ends = np.cumsum(layout)

@@ -11,7 +11,7 @@ from planner.search.engine import Problem
 from planner.search.exhaustive import every_strategy
 from planner.specs.cluster import Accelerator, Cluster, ComputeRates, DeviceMemory, Fabric, HostLink, Price
 from planner.specs.job import Job
-from planner.specs.model import MoeSpec, ModelSpec, WindowSpec
+from planner.specs.model import ModelSpec, MoeSpec, WindowSpec
 
 GIB = 1024**3
 SOURCE = {"source": ("made up for tests",), "as_of": "2025-01"}
@@ -71,7 +71,9 @@ def problem(backend: Backend, seed: int, objective: str = "throughput") -> Probl
     if quantile is None:
         return Problem(context, pins)
     try:
-        peaks = sorted(p for batch in every_strategy(Problem(context, pins)) for p in evaluate(context, batch).peak_memory_bytes)
+        peaks = sorted(
+            p for batch in every_strategy(Problem(context, pins)) for p in evaluate(context, batch).peak_memory_bytes
+        )
     except InputError:
         return Problem(context, {})
     if not peaks:

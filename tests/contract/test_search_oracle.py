@@ -13,7 +13,7 @@ from tests.contract.search_problems import problem
 
 PROBLEMS = 200
 BATCHES = 20
-SOLVED=[]
+SOLVED = []
 
 
 def check(backend: str, seed: int, objective: str) -> str:

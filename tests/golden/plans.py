@@ -23,11 +23,11 @@ from planner.units import GIB
 SOURCED: dict[str, Any] = {"source": ("test",), "as_of": "2026-01"}
 
 
-def accelerator(name: str = "h100", architecture: str = "Hopper") -> Accelerator:
+def accelerator(name: str = "h100", architecture: str = "hopper", vendor: str = "nvidia") -> Accelerator:
     """An accelerator with round figures."""
     return Accelerator(
         id=name,
-        vendor="NVIDIA",
+        vendor=vendor,
         architecture=architecture,
         sms=132,
         memory=DeviceMemory(advertised_bytes=80 * 10**9, allocatable_bytes=79 * GIB, bytes_per_s=3.35e12, **SOURCED),
@@ -210,7 +210,7 @@ CASES: dict[str, Case] = {
             "megatron",
             {"tp": 2, "sequence_parallel": True, "dp": 4, "zero_stage": 1, "shard_degree": 4, "precision": "fp8"},
             model=LLAMA_8B,
-            device=accelerator("b200", "Blackwell"),
+            device=accelerator("b200", "blackwell"),
         )
     ),
     "deepspeed-zero3": Case(

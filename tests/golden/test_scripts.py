@@ -80,7 +80,12 @@ def started_with(folder: Path, **variables: str) -> list[str]:
     (tools / "torchrun").chmod(0o755)
     result = subprocess.run(
         ["bash", str(folder / "launch.sh"), "--extra"],
-        env={"PATH": f"{tools}:/usr/bin:/bin", "MEGATRON_PATH": "/opt/megatron", "TRAIN_SCRIPT": "train.py", **variables},
+        env={
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "MEGATRON_PATH": "/opt/megatron",
+            "TRAIN_SCRIPT": "train.py",
+            **variables,
+        },
         capture_output=True,
         text=True,
         check=False,

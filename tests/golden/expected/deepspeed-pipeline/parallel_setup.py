@@ -1,5 +1,6 @@
 """llama3-8b on 16 GPUs with DeepSpeed: the parts of the plan that ds_config.json cannot hold.
 
+    deepspeed.init_distributed()
     model = pipeline(layers, loss_function, DecoderLayer)    # LayerSpec of every module, embedding to head
     engine = initialize(model)
     loss = engine.train_batch(iterator)                      # all micro-batches of a step

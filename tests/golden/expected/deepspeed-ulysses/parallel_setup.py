@@ -1,6 +1,7 @@
 """llama3-8b on 16 GPUs with DeepSpeed: the parts of the plan that ds_config.json cannot hold.
 
-    mpu = register_ulysses(name_or_path)                     # before the model is loaded
+    deepspeed.init_distributed()
+    mpu = register_ulysses(name_or_path)    # before the model is loaded
     model = AutoModelForCausalLM.from_pretrained(name_or_path)
     engine = initialize(model, mpu)
     loader = split_batches(loader, engine.device)

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# llama3-70b by DeepSpeed's own launcher: start it on the first node only, it reaches the others with pdsh over ssh.
-# Put your host names into the hostfile first.  The launcher sends the variables in .deepspeed_env to the other nodes.
+# llama3-70b by DeepSpeed's own launcher, on this node.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 

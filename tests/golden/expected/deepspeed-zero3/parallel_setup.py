@@ -1,5 +1,6 @@
 """llama3-70b on 16 GPUs with DeepSpeed: the parts of the plan that ds_config.json cannot hold.
 
+    deepspeed.init_distributed()
     model = AutoModelForCausalLM.from_pretrained(name_or_path)
     engine = initialize(model)
     for batch in loader:

@@ -3,7 +3,7 @@
     mesh = build_mesh()
     model = parallelize(model, mesh)                   # after building it, before the optimizer
     for each of the GRAD_ACCUM micro-batches of a step:
-        with shard_sequence(mesh, tokens, labels, positions):
+        with shard_sequence(mesh, tokens, labels, positions), loss_context():
             loss = loss_function(model(tokens, position_ids=positions), labels) / GRAD_ACCUM
             loss.backward()
 
@@ -110,6 +110,7 @@ def _tensor_parallel(model: nn.Module, tp: DeviceMesh) -> None:
     between = Shard(1) if SEQUENCE_PARALLEL else Replicate()
     norm = SequenceParallel() if SEQUENCE_PARALLEL else ReplicatedNorm()
     logits = {"output_layouts": Shard(-1), "use_local_output": False} if LOSS_PARALLEL else {"output_layouts": Replicate()}
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
     parallelize_module(
         model,
         tp,
@@ -119,6 +120,9 @@ def _tensor_parallel(model: nn.Module, tp: DeviceMesh) -> None:
             "lm_head": ColwiseParallel(input_layouts=between, **logits),
         },
     )
+    if tied:
+        # Both are split over the vocabulary, so one parameter still serves embedding and head.
+        model.lm_head.weight = model.model.embed_tokens.weight
     for index, block in enumerate(_blocks(model)):
         plan = {
             "input_layernorm": norm,
@@ -216,7 +220,7 @@ def shard_sequence(mesh: DeviceMesh, *tensors: torch.Tensor) -> Iterator[None]:
 
 
 def loss_function(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in fp32; with LOSS_PARALLEL call it and backward() inside loss_context()."""
+    """Mean cross entropy in fp32; call it and backward() inside loss_context()."""
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 

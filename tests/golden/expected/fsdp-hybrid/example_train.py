@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 
 import torch
@@ -20,7 +21,8 @@ from torch import nn
 
 import parallelize as plan
 
-DIMENSIONS = {'layers': 32, 'hidden': 4096, 'ffn': 14336, 'heads': 32, 'kv_heads': 8, 'head_dim': 128, 'vocab': 128256}
+DIMENSIONS = {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "vocab": 128256}
+TIED = False  # embedding and head share their weight
 TINY = {"layers": 4, "hidden": 64, "ffn": 128, "heads": 8, "kv_heads": 4, "head_dim": 8, "vocab": 256}
 
 
@@ -89,6 +91,8 @@ class CausalModel(nn.Module):
         super().__init__()
         self.model = Decoder(size)
         self.lm_head = nn.Linear(size["hidden"], size["vocab"], bias=False)
+        if TIED:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         return self.lm_head(self.model(tokens, position_ids))
@@ -195,13 +199,18 @@ def main() -> None:
         torch.set_num_threads(1)
     else:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("gloo" if options.tiny else "nccl")
+    # Offloaded gradients lie in host memory, so their norm is reduced by gloo.
+    dist.init_process_group("gloo" if options.tiny else "cpu:gloo,cuda:nccl")
     losses = train(options)
     if dist.get_rank() == 0:
         print("losses " + json.dumps(losses), flush=True)
     # No process may leave while another still talks to it.
     dist.barrier()
     dist.destroy_process_group()
+    if options.tiny:
+        # Threads of gloo can outlive the interpreter and abort a run that has finished.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

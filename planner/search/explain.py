@@ -1,0 +1,85 @@
+"""What limits a plan and what its neighbours would do: sentences for people, from the same coefficients as the search.
+
+The comparison with other meshes term by term works on documents and stands with them; here every neighbour is priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from planner.backends.base import RuleContext
+from planner.cost.evaluate import CostContext, evaluate, layer_counts, recomputed_counts, stage_model
+from planner.cost.stage_model import assemble
+from planner.specs.batch import DEVICES, EVERY_LAYER, StrategyBatch
+from planner.units import duration, gib, percent
+
+TIGHT_SHARE = 0.05
+"""Headroom below this share of the limit is called binding."""
+
+
+def explain(context: CostContext, plan: StrategyBatch) -> tuple[str, ...]:
+    """Binding resource, dominating term and what the neighbouring choices would do, for a batch of one."""
+    return (_memory(context, plan), _slowest(context, plan), *_neighbours(context, plan))
+
+
+def _memory(context: CostContext, plan: StrategyBatch) -> str:
+    result = assemble(
+        stage_model(context, plan), layer_counts(context, plan), recomputed_counts(context, plan), plan.offload_optimizer
+    )
+    needed = float(result.peak_memory_bytes[0]) * context.memory_upper
+    rank, limit = int(result.rank_memory_bytes[0].argmax()), context.memory_limit_bytes
+    place = f"pipeline rank {rank}" if int(plan.pp[0]) > 1 else "every GPU"
+    head = f"memory: {place} needs up to {gib(needed)} of {gib(limit)}"
+    spare = limit - needed
+    return f"{head}; memory binds" if spare < TIGHT_SHARE * limit else f"{head}, {gib(spare)} to spare"
+
+
+def _slowest(context: CostContext, plan: StrategyBatch) -> str:
+    model = stage_model(context, plan)
+    result = assemble(model, layer_counts(context, plan), recomputed_counts(context, plan), plan.offload_optimizer)
+    times, step = result.rank_time_s[0], float(result.step_time_s[0])
+    steady = float(model.micro_batches[0] * times.max()) / step
+    bubble = float(model.bubble_factor[0] * (times.sum() - times.max())) / step
+    tail = float(result.rank_tail_s[0].max()) / step
+    text = f"time: {percent(steady)} of the {duration(step)} step is the slowest rank's micro-batches"
+    if int(plan.pp[0]) > 1:
+        text += f" (rank {int(times.argmax())}, {percent(float(times.max() / times.mean()) - 1)} above the mean)"
+    return text + f", {percent(bubble)} pipeline bubble, {percent(tail)} gradient traffic and optimizer"
+
+
+def _neighbours(context: CostContext, plan: StrategyBatch) -> Iterator[str]:
+    """One sentence for every neighbour that is legal: slower by how much, or short of memory by how much."""
+    base = float(evaluate(context, plan).step_time_s[0])
+    for name, neighbour in _variants(context, plan):
+        if _legal(context, neighbour):
+            prices = evaluate(context, neighbour)
+            needed = float(prices.peak_memory_bytes[0]) * context.memory_upper
+            time_s = float(prices.step_time_s[0])
+            change = f"{percent(abs(time_s / base - 1))} {'slower' if time_s >= base else 'faster'}"
+            if prices.fits[0]:
+                yield f"{name}: {change}"
+            elif needed > context.memory_limit_bytes:
+                yield f"{name}: {change}, but {gib(needed - context.memory_limit_bytes)} over the memory limit"
+            else:
+                yield f"{name}: {change}, but over the host memory limit"
+
+
+def _variants(context: CostContext, plan: StrategyBatch) -> Iterator[tuple[str, StrategyBatch]]:
+    size = int(plan.micro_batch[0])
+    for other in (size * 2, size // 2):
+        if other >= 1 and context.job.global_batch % (other * int(plan.dp[0])) == 0:
+            yield f"micro-batch {other}", plan.with_values(micro_batch=other)
+    for index, kind in enumerate(context.recompute_kinds):
+        if index != int(plan.recompute_kind[0]):
+            most = 0 if kind.mode == "none" else EVERY_LAYER
+            yield f"recompute {kind.id}", plan.with_values(recompute_kind=index, recompute_layers=most)
+    if int(plan.offload_device[0]):
+        none = {"offload_optimizer": 0.0, "offload_device": 0, "offload_parameters": DEVICES.index("none")}
+        yield "no offload", plan.with_values(**none)
+
+
+def _legal(context: CostContext, plan: StrategyBatch) -> bool:
+    rules = RuleContext(context.model, context.cluster, context.job, plan, context.recompute_kinds)
+    return not any(np.any(mask) for _, mask in context.backend.broken_rules(rules))
