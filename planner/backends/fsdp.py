@@ -125,7 +125,9 @@ class Fsdp(Backend):
         if zero_stage == 0:
             return (1,)
         whole = dp * cp
-        inside = [d for d in divisors(whole) if d % cp == 0 and 1 < d < whole and tp * d <= cluster.domain_gpus]
+        inside = [
+            d for d in divisors(whole) if d % cp == 0 and 1 < d < whole and cluster.ranks_per_domain % (tp * d) == 0
+        ]
         return (whole, *inside[-1:])
 
     def layouts(self, model: ModelSpec, pp: int, vpp: int) -> Literal["free", "fixed"]:

@@ -16,7 +16,7 @@ import numpy as np
 from planner.backends.base import Backend, BufferContext, Habits, OffloadChoice, RecomputeKind, StateBytes, Tensor
 from planner.backends.megatron_rules import RULES
 from planner.backends.rule_kit import divisors
-from planner.specs.batch import FloatArray, IntArray, StrategyBatch
+from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
@@ -96,6 +96,17 @@ def _mixture_kinds(latent_attention: bool) -> list[RecomputeKind]:
     return [norms, MOE_ACTIVATION, MLA_UP, _joined(norms, MOE_ACTIVATION, MLA_UP), MOE]
 
 
+def overlaps_tensor_parallel(cluster: Cluster, tp: IntArray, sequence_parallel: BoolArray) -> BoolArray:
+    """Where --tp-comm-overlap is written: its user buffers need sequence parallelism and a tp group on NVLink."""
+    nvlink = cluster.accelerator.fabric.kind.startswith("nvlink")
+    return np.asarray((tp > 1) & sequence_parallel & (cluster.ranks_per_domain % tp == 0) & nvlink)
+
+
+def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
+    """Whether the flex dispatcher (DeepEP) is written: on NVIDIA GPUs, where expert groups leave the fast links."""
+    return cluster.accelerator.vendor == "nvidia" and ep > 1 and cluster.ranks_per_domain % (ep * etp) != 0
+
+
 class Megatron(Backend):
     """Megatron-LM as released with megatron-core 0.16 to 0.19."""
 
@@ -110,7 +121,7 @@ class Megatron(Backend):
     habits = Habits(
         gradient_reduce_bytes=lambda job: GRADIENT_BYTES[job.precision],
         data_parallel_overlap="last-micro-batch",
-        # --tp-comm-overlap: Transformer Engine's user buffers hide the gathers and most of the scatters; 0.6 fits published runs.
+        # --tp-comm-overlap: user buffers hide the gathers and most of the scatters; 0.6 fits published runs.
         tensor_parallel_overlap=0.6,
         fused_kernels=True,
         loss_bytes_per_logit=lambda job: EAGER_LOSS_BYTES if job.loss == "eager" else FUSED_LOSS_BYTES,
@@ -130,9 +141,7 @@ class Megatron(Backend):
     )
 
     def tensor_parallel_overlap(self, cluster: Cluster, batch: StrategyBatch) -> FloatArray:
-        """User buffers need sequence parallelism and a tp group that NVLink joins; elsewhere the flag is not written."""
-        nvlink = cluster.accelerator.fabric.kind.startswith("nvlink")
-        usable = batch.sequence_parallel & (batch.tp <= cluster.domain_gpus) & nvlink
+        usable = overlaps_tensor_parallel(cluster, batch.tp, batch.sequence_parallel)
         return np.where(usable, self.habits.tensor_parallel_overlap, 0.0)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
@@ -158,7 +167,7 @@ class Megatron(Backend):
         if zero_stage == 0:
             return (1,)
         whole = dp * cp
-        near = max(degree for degree in divisors(whole) if degree == 1 or tp * degree <= cluster.domain_gpus)
+        near = max(degree for degree in divisors(whole) if degree == 1 or cluster.ranks_per_domain % (tp * degree) == 0)
         return (whole, near) if 1 < near < whole else (whole,)
 
     def layouts(self, model: ModelSpec, pp: int, vpp: int) -> Literal["free", "fixed"]:

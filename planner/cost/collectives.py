@@ -93,20 +93,12 @@ class Group:
         return np.where(self.size > 1, self.latency_s + size_bytes / self.point_bytes_per_s, 0.0)
 
 
-def domain_ranks(context: CostContext) -> int:
-    """Ranks of one fast-link domain as jobs fill it: 64 of the 72 GPUs of a rack when more than one rack is used."""
-    cluster = context.cluster
-    if cluster.gpus <= cluster.domain_gpus:
-        return cluster.gpus
-    return 64 if cluster.domain_gpus == 72 else cluster.domain_gpus
-
-
 def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     """Groups of ``size`` ranks that lie ``stride`` ranks apart."""
     cluster, constants = context.cluster, context.constants
-    domain = domain_ranks(context)
-    # A group fills a block of size * stride ranks.  Blocks that do not divide the domain straddle its border, and the worst of
-    # them has only gcd(block, domain) ranks on one side.
+    domain = cluster.ranks_per_domain
+    # A group fills a block of size * stride ranks.  Blocks that do not divide the domain straddle its border, and the
+    # worst of them has only gcd(block, domain) ranks on one side.
     members = np.clip(np.gcd(size * stride, domain) // stride, 1, size).astype(float)
     crosses = size > members
     fabric = cluster.accelerator.fabric

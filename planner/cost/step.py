@@ -29,8 +29,8 @@ _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
 stage 2."""
 _BUCKET_PARAMS = 40e6
 _OVERLAP_BUFFERS = 4.0
-"""Permanent copies of a micro-batch's hidden states that chunked tensor-parallel overlap works in (Transformer Engine user
-buffers: one for each of the gathers and scatters in flight)."""
+"""Permanent copies of a micro-batch's hidden states that chunked tensor-parallel overlap works in: Transformer Engine's
+user buffers, one for each of the gathers and scatters in flight."""
 _HOST_PROCESS_BYTES = 4.0 * GIB
 """Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
 

@@ -5,6 +5,9 @@ Flags of megatron-core 0.16 and newer (``pretrain_gpt.py``); the architecture pa
 
 from __future__ import annotations
 
+import numpy as np
+
+from planner.backends.megatron import dispatches_once_per_domain, overlaps_tensor_parallel
 from planner.errors import InputError
 from planner.render.bundle import Bundle
 from planner.render.engine import fill
@@ -30,7 +33,7 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
         "title": one_line(request.model.name),
         "gpus": strategy.gpus,
         "model_flags": model_flags(request.model, strategy.seq_len),
-        "parallel_flags": parallel_flags(request.model, strategy),
+        "parallel_flags": parallel_flags(request.model, strategy, request.cluster),
         "train_flags": [
             *batch_flags(strategy),
             *precision_flags(strategy, accelerator),
@@ -51,19 +54,27 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
         expert_topology=expert_topology(strategy, request.cluster) if request.model.moe is not None else None,
         notes=tuple(model_notes(request.model)),
         files_told={"megatron_args.sh": "every Megatron-LM argument, in four arrays"},
-        setup=setup(accelerator),
+        setup=setup(request.cluster, strategy),
         watch=WATCH,
         out_of_memory=out_of_memory(request.model, strategy),
     )
 
 
-def setup(accelerator: Accelerator) -> tuple[str, ...]:
+def setup(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
     """What has to be there before the first run."""
+    accelerator = cluster.accelerator
     image = "AMD's ROCm training image" if accelerator.vendor.lower() == "amd" else "NVIDIA's PyTorch container"
-    return (
+    needed = (
         f"Install Megatron-LM (megatron-core 0.16 or newer with Transformer Engine) on every node, for example {image} "
         "plus a checkout of the repository, and set `MEGATRON_PATH` to that checkout.",
         "Nothing else is needed for the first run: without `DATA_PATH` the script trains on mock data.",
+    )
+    if not dispatches_once_per_domain(cluster, strategy.ep, strategy.etp):
+        return needed
+    return (
+        *needed,
+        "Install DeepEP (deep_ep) on every node: experts span nodes, and the plan counts on its dispatcher. Without it "
+        "set `--moe-token-dispatcher-type alltoall`, which sends every copy of a token over the network by itself.",
     )
 
 
@@ -76,11 +87,13 @@ WATCH = (
 )
 
 
-def parallel_flags(model: ModelSpec, strategy: Strategy) -> list[Flag]:
+def parallel_flags(model: ModelSpec, strategy: Strategy, cluster: Cluster) -> list[Flag]:
     """Degrees of parallelism, stage layout, sharding of the optimizer and recomputation."""
     flags = [flag("--tensor-model-parallel-size", strategy.tp)]
     if strategy.tp > 1 and strategy.sequence_parallel:
         flags.append(flag("--sequence-parallel"))
+        if overlaps_tensor_parallel(cluster, np.array(strategy.tp), np.array(strategy.sequence_parallel)):
+            flags.append(flag("--tp-comm-overlap"))
     if strategy.cp > 1:
         flags += [flag("--context-parallel-size", strategy.cp), flag("--cp-comm-type", "p2p")]
     flags += [flag("--pipeline-model-parallel-size", strategy.pp), *layout_flags(model, strategy)]
@@ -89,8 +102,19 @@ def parallel_flags(model: ModelSpec, strategy: Strategy) -> list[Flag]:
         flags += [
             flag("--expert-model-parallel-size", strategy.ep),
             flag("--expert-tensor-parallel-size", strategy.etp),
+            *dispatcher_flags(cluster, strategy),
         ]
     return flags + sharding_flags(strategy) + recompute_flags(strategy)
+
+
+def dispatcher_flags(cluster: Cluster, strategy: Strategy) -> list[Flag]:
+    """How tokens reach their experts: one copy to each node where expert groups span nodes, else copy by copy."""
+    if not dispatches_once_per_domain(cluster, strategy.ep, strategy.etp):
+        return [flag("--moe-token-dispatcher-type", "alltoall")]
+    return [
+        flag("--moe-token-dispatcher-type", "flex", remark="needs the DeepEP package"),
+        flag("--moe-flex-dispatcher-backend", "deepep"),
+    ]
 
 
 def layout_flags(model: ModelSpec, strategy: Strategy) -> list[Flag]:

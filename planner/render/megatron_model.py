@@ -132,7 +132,6 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> list[Flag]:
         *flags,
         flag("--moe-aux-loss-coeff", "1e-3", remark="placeholder"),
         flag("--moe-router-dtype", "fp32"),
-        flag("--moe-token-dispatcher-type", "alltoall"),
         flag("--moe-grouped-gemm"),
     ]
 

@@ -163,3 +163,10 @@ class Cluster(Spec):
     def local_gpus(self) -> int:
         """GPUs used on one node (fewer than the node has when the job is smaller than a node)."""
         return min(self.gpus, self.gpus_per_node)
+
+    @property
+    def ranks_per_domain(self) -> int:
+        """Ranks of one fast-link domain as jobs fill it: 64 of the 72 GPUs of an NVL72 rack when a job takes several."""
+        if self.gpus <= self.domain_gpus:
+            return self.gpus
+        return 64 if self.domain_gpus == 72 else self.domain_gpus

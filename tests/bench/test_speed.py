@@ -1,8 +1,7 @@
-"""Whole-process times as ratios to importing the solver, evaluation rate and peak memory: figures of one run on one machine."""
+"""Whole-process times as ratios to importing the solver, evaluation rate, peak memory: figures of one run."""
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
@@ -36,9 +35,12 @@ class Process:
 def _run(command: list[str]) -> Process:
     code = (
         "import resource, subprocess, sys; r = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
-        "u = resource.getrusage(resource.RUSAGE_CHILDREN); print(u.ru_utime + u.ru_stime, u.ru_maxrss); sys.exit(r.returncode)"
+        "u = resource.getrusage(resource.RUSAGE_CHILDREN); print(u.ru_utime + u.ru_stime, u.ru_maxrss); "
+        "sys.exit(r.returncode)"
     )
-    out = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, check=True).stdout.split()
+    out = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True
+    ).stdout.split()
     return Process(float(out[0]), int(out[1]) * 1024)
 
 
@@ -55,7 +57,7 @@ def _planner(*arguments: str) -> list[str]:
     ],
 )
 def test_cold_process(arguments: tuple[str, ...], budget: float) -> None:
-    """A cold `planner suggest` costs at most the budget times a cold import of the solver, pair by pair, and under 500 MB."""
+    """A cold `planner suggest` costs at most the budget times a cold import of the solver, and stays under 500 MB."""
     pairs = [(_run(_planner(*arguments)), _run(BASELINE)) for _ in range(RUNS)]
     ratio = statistics.median(planner.cpu_s / baseline.cpu_s for planner, baseline in pairs)
     peak = max(planner.peak_bytes for planner, _ in pairs) / MIB

@@ -60,7 +60,11 @@ def test_reserved_memory(run: MeasuredRun) -> None:
 
 def test_no_bias_over_all_runs() -> None:
     """Over all runs the model is neither slow nor fast on average, and the typical error is small."""
-    errors = [float(evaluate(run.context, run.batch).step_time_s[0]) / run.step_time_s - 1.0 for run in TIMED if run.step_time_s]
+    errors = [
+        float(evaluate(run.context, run.batch).step_time_s[0]) / run.step_time_s - 1.0
+        for run in TIMED
+        if run.step_time_s
+    ]
     assert abs(statistics.mean(errors)) < 0.03
     assert statistics.median(abs(error) for error in errors) < 0.05
 

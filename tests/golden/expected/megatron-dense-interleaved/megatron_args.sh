@@ -25,6 +25,7 @@ MODEL_ARGS=(
 PARALLEL_ARGS=(
   --tensor-model-parallel-size 8
   --sequence-parallel
+  --tp-comm-overlap
   --context-parallel-size 2
   --cp-comm-type p2p
   --pipeline-model-parallel-size 4

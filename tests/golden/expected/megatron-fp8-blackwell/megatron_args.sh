@@ -25,6 +25,7 @@ MODEL_ARGS=(
 PARALLEL_ARGS=(
   --tensor-model-parallel-size 2
   --sequence-parallel
+  --tp-comm-overlap
   --pipeline-model-parallel-size 1
   --use-distributed-optimizer
   --overlap-grad-reduce

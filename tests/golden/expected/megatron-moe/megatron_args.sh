@@ -35,7 +35,6 @@ MODEL_ARGS=(
   --moe-router-load-balancing-type seq_aux_loss
   --moe-aux-loss-coeff 1e-3  # placeholder
   --moe-router-dtype fp32
-  --moe-token-dispatcher-type alltoall
   --moe-grouped-gemm
   --mtp-num-layers 1
 )
@@ -47,6 +46,8 @@ PARALLEL_ARGS=(
   --pipeline-model-parallel-layout 'Et*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t*2|t|mL'
   --expert-model-parallel-size 64
   --expert-tensor-parallel-size 1
+  --moe-token-dispatcher-type flex  # needs the DeepEP package
+  --moe-flex-dispatcher-backend deepep
   --use-distributed-optimizer
   --overlap-grad-reduce
   --overlap-param-gather
