@@ -21,7 +21,7 @@ from planner.backends.common_rules import (
 )
 from planner.backends.megatron_model_rules import ARGUMENTS, CONFIG, MODEL_RULES
 from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate, written
-from planner.specs.batch import DEVICES, BoolArray
+from planner.specs.batch import DEVICES, BoolArray, IntArray
 
 STATE = "megatron/core/parallel_state.py"
 SCHEDULES_FILE = "megatron/core/pipeline_parallel/schedules.py"
@@ -214,6 +214,54 @@ VIRTUAL_STAGES_NEED_PIPELINE = predicate(
     vary="vpp",
 )
 
+OUTER_SLOTS = 3
+"""Layer-sized places that embedding, head and a prediction block may take in an interleaved layout."""
+
+
+def _chunk_slots(context: RuleContext) -> tuple[IntArray, IntArray]:
+    """(most layers of a chunk in an even split, places that even chunks would leave empty)."""
+    stages = context.batch.pp * context.batch.vpp
+    most = -(-context.model.layers // stages)
+    return most, most * stages - context.model.layers
+
+
+def _even_chunks(context: RuleContext) -> BoolArray:
+    most, empty = _chunk_slots(context)
+    fits = (context.batch.stage_layers.max(axis=1) <= most) & (empty <= OUTER_SLOTS)
+    return np.asarray((context.batch.vpp == 1) | fits, dtype=np.bool_)
+
+
+def _even_chunks_equation(context: RuleContext, index: int) -> str:
+    most, empty = _chunk_slots(context)
+    pp, vpp = context.batch.pp[index], context.batch.vpp[index]
+    return (
+        f"pp({pp}) * vpp({vpp}) chunks of {most[index]} layers leave {empty[index]} places empty for "
+        f"layers({context.model.layers}), at most {OUTER_SLOTS}; the fullest chunk has "
+        f"{context.batch.stage_layers[index].max()} layers, at most {most[index]}"
+    )
+
+
+def chunk_counts(layers: int, pp: int) -> list[int]:
+    """Chunks of a rank into which ``layers`` go evenly enough for the interleaved schedule; 1 always."""
+    counts = range(2, layers // pp + 1) if pp > 1 else ()
+    return [1, *(v for v in counts if -layers % (pp * v) <= OUTER_SLOTS)]
+
+
+def _chunk_counts_listed(context: RuleContext, index: int) -> str:
+    counts = chunk_counts(context.model.layers, int(context.batch.pp[index]))
+    return f"vpp in {', '.join(map(str, counts))}, layers spread evenly"
+
+
+INTERLEAVED_CHUNKS = Rule(
+    "interleaved-chunks",
+    "The interleaved schedule runs all chunks in lockstep: they hold equally many layers, less at most one each for "
+    "embedding, head and prediction block; anything else stalls it and is not planned.",
+    "planner's own limit; megatron/core/pipeline_parallel/schedules.py (interleaved schedule)",
+    _even_chunks,
+    _even_chunks_equation,
+    _chunk_counts_listed,
+)
+
 INTERLEAVED_MICRO_BATCHES = divisible(
     "interleaved-micro-batches",
     ("micro_batches",),
@@ -315,6 +363,7 @@ RULES: tuple[Rule, ...] = (
     CONTEXT_PARALLEL_FLASH,
     CONTEXT_PARALLEL_MASKS,
     VIRTUAL_STAGES_NEED_PIPELINE,
+    INTERLEAVED_CHUNKS,
     INTERLEAVED_MICRO_BATCHES,
     OFFLOAD_NEEDS_DISTRIBUTED_OPTIMIZER,
     OFFLOAD_PRECISION,

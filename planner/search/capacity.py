@@ -41,7 +41,7 @@ def rank_caps(inner: Inner, kind: int | None, recomputed: IntArray, share: Float
     again = (state[:, None, :] + flight * (kept - spared)[:, None, :]).min(axis=2)
     forward, step = _room(inner, share)
     most = (inner.group.vpp * recomputed)[:, None].astype(float)
-    tiny = np.finfo(float).tiny
+    tiny = 1.0  # byte: a layer that takes less is no constraint
     plain, again = np.maximum(plain, tiny), np.maximum(again, tiny)
     spare = forward - again * most
     layers = np.where(spare >= 0, most + spare / plain, forward / again)
@@ -70,6 +70,6 @@ def host_steps(inner: Inner) -> IntArray:
     fullest = (whole + model.first_host_bytes + model.last_host_bytes) / ranks
     fullest = np.maximum(fullest, -(-inner.layers // ranks) * model.layer_host_bytes.min(axis=1))
     room = inner.limits.host_bytes / model.local_ranks - model.fixed_host_bytes
-    possible = np.floor(inner.group.steps * room / np.maximum(fullest, 1e-300) + _ROUNDING)
+    possible = np.floor(inner.group.steps * room / np.maximum(fullest, 1.0) + _ROUNDING)
     most = np.minimum(possible, inner.group.steps).astype(np.int64)
     return np.where(room < 0, -1, most)

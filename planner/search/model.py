@@ -125,6 +125,8 @@ def _solver(time_limit_s: float | None) -> cp_model.CpSolver:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
+    # Raising the bound in a search tree: on coefficients this large the default raises it unit by unit and never ends.
+    solver.parameters.optimize_with_lb_tree_search = True
     solver.parameters.catch_sigint_signal = False
     if time_limit_s is not None:
         solver.parameters.max_time_in_seconds = max(time_limit_s, 0.001)
