@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from planner.version import __version__
+
 if TYPE_CHECKING:
     from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
     from planner.service import (
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
         suggest,
     )
     from planner.specs.plan import PlanDocument
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "ClusterInput": "planner.service",

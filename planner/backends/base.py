@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -148,6 +148,12 @@ class Habits:
     data_parallel_overlap: Literal["last-micro-batch", "every-layer"]
     """Gradients are reduced once, behind the last backward pass (Megatron, ZeRO-1), or layer by layer in every
     micro-batch."""
+    gathers_every_micro_batch: bool = field(default=False, kw_only=True)
+    """Stage 2 frees the gathered weights after every backward pass instead of keeping them for the step."""
+    offloaded_parameter_bytes: float = field(default=2.0, kw_only=True)
+    """Bytes per parameter that cross the host link when offloaded weights are gathered."""
+    overlapped_stages: tuple[int, ...] = field(default=(0, 1, 2, 3), kw_only=True)
+    """Sharding stages whose gradient and parameter traffic runs beside compute; at others compute waits for it."""
     tensor_parallel_overlap: float
     """Share of tensor-parallel collectives hidden behind matrix multiplications."""
     fused_kernels: bool

@@ -100,6 +100,8 @@ class DeepSpeed(Backend):
         # communication_data_type stays unset: gradients travel in the format of the weights.
         gradient_reduce_bytes=weight_bytes,
         data_parallel_overlap="every-layer",
+        # Without overlap_comm the reduction runs on the compute stream; stage 0 reduces after the backward pass.
+        overlapped_stages=tuple(stage for stage in (0, 1, 2, 3) if overlaps_communication(stage)),
         tensor_parallel_overlap=0.0,
         fused_kernels=False,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,

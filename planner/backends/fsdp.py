@@ -85,6 +85,10 @@ class Fsdp(Backend):
     habits = Habits(
         gradient_reduce_bytes=lambda _job: 4.0,
         data_parallel_overlap="every-layer",
+        # reshard_after_forward=False keeps the weights until the backward pass, which frees them.
+        gathers_every_micro_batch=True,
+        # The fp32 shard is copied to the GPU and cast there.
+        offloaded_parameter_bytes=MASTER_BYTES,
         tensor_parallel_overlap=0.0,
         fused_kernels=False,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,

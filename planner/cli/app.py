@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner import __version__
 from planner.cli import options as o
 from planner.errors import InputError, PlannerError
+from planner.version import __version__
 
 if TYPE_CHECKING:
     from planner.service import ClusterInput, JobInput

@@ -52,7 +52,8 @@ def _mixer_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[T
         value = q
         tensors = {"qkv": size * (q / work.tp + 2.0 * kv) * work.tokens}
         if model.qk_norm != "none":
-            tensors["qkv"] = tensors["qkv"] * 2.0
+            # Queries and keys before their norm; values have none.
+            tensors["qkv"] = tensors["qkv"] + size * (q / work.tp + kv) * work.tokens
     tensors["attention_output"] = (fp8 * size * value + 4.0 * model.heads) * local
     if not work.context.job.flash_attention:
         tensors["attention_scores"] = _SCORE_BYTES * model.heads * work.context.job.seq_len * local

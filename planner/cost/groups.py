@@ -70,5 +70,24 @@ class Groups:
         return group(self._context, degree, self._batch.etp * self._batch.ep)
 
     @cached_property
+    def expert_shard(self) -> Group:
+        """Ranks that share the sharded states of expert weights."""
+        return group(self._context, self._work.expert_shard_degree, self._batch.etp * self._batch.ep)
+
+    @cached_property
+    def expert_regather(self) -> Group:
+        """The nearer shard of expert weights, where dense weights have one."""
+        second, shard = self._batch.secondary_shard_degree, self._work.expert_shard_degree
+        near = np.maximum(np.minimum(shard, second * shard // self._batch.shard_degree), 1)
+        return group(self._context, np.where(second > 0, near, shard), self._batch.etp * self._batch.ep)
+
+    @cached_property
+    def expert_replica(self) -> Group:
+        """Ranks that hold the same shard of expert weights where sharding is hybrid."""
+        shard = self._work.expert_shard_degree
+        degree = np.maximum(self._work.expert_group.astype(np.int64) // shard, 1)
+        return group(self._context, degree, self._batch.etp * self._batch.ep * shard)
+
+    @cached_property
     def pipeline(self) -> Group:
         return group(self._context, self._batch.pp, self._batch.tp * self._batch.cp * self._batch.dp)

@@ -83,7 +83,7 @@ def _fused(model_matrices: tuple[Matrix, ...]) -> Iterator[tuple[Matrix, int]]:
 def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Matrix multiplications, by the part of the layer they belong to."""
     context = work.context
-    constants, rate, stream = context.constants, context.layer_flops_per_s, context.stream_bytes_per_s
+    constants, rate, stream = context.layer_constants, context.layer_flops_per_s, context.stream_bytes_per_s
     times: dict[str, tuple[FloatArray, FloatArray]] = {}
     for matrix, outputs in _fused(layer_matrices(context.model, kind)):
         degree = work.etp if matrix.part == "expert" else work.tp
@@ -156,7 +156,9 @@ def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     context = work.context
     blocks = float(kind[0] != "none") + _sharded_mlp_blocks(work, kind)
     full = work.tokens * context.model.hidden * context.activation_bytes
-    pair = 2.0 * groups.tensor.all_gather_s(full)
+    pair = np.where(
+        work.batch.sequence_parallel, 2.0 * groups.tensor.all_gather_s(full), groups.tensor.all_reduce_s(full)
+    )
     hidden = work.tensor_overlap * (1.0 - groups.tensor.crosses)
     exposed = blocks * pair * (1.0 - hidden)
     expert = work.zeros()

@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.cost.context import CostContext, Work
 from planner.specs.batch import DEVICES, FloatArray
+from planner.specs.cluster import Cluster
 
 _GPU_BYTES_PER_PARAM = 38.0
 """Adam reads 16 and writes 14 bytes, the gradient norm reads 4, zeroing writes 4."""
@@ -19,6 +20,12 @@ _NVME_BYTES_PER_PARAM = 24.0
 _LINK_BYTES_PER_PARAM = 6.0
 """Gradients down (4), updated 16-bit parameters up (2)."""
 _NVME = DEVICES.index("nvme")
+
+
+def host_link_bytes_per_s(cluster: Cluster) -> float:
+    """What one GPU moves over its host link in one direction."""
+    link = cluster.accelerator.host_link
+    return link.measured_bytes_per_s or 0.8 * link.bytes_per_s
 
 
 def gpu_step_s(context: CostContext, updated: FloatArray) -> FloatArray:
@@ -33,8 +40,7 @@ def offload_extra_s(work: Work, updated: FloatArray) -> FloatArray:
     cluster = context.cluster
     node_params = updated * cluster.local_gpus
     host = _CPU_BYTES_PER_PARAM * node_params / context.constants.cpu_adam_bytes_per_s
-    link = cluster.accelerator.host_link
-    transfer = _LINK_BYTES_PER_PARAM * updated / (link.measured_bytes_per_s or 0.8 * link.bytes_per_s)
+    transfer = _LINK_BYTES_PER_PARAM * updated / host_link_bytes_per_s(cluster)
     if cluster.nvme_bytes_per_s is not None:
         host = host + np.where(
             work.batch.offload_device == _NVME, _NVME_BYTES_PER_PARAM * node_params / cluster.nvme_bytes_per_s, 0.0

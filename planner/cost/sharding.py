@@ -1,8 +1,9 @@
 """Gradient and parameter traffic of data parallelism, once a step or in every micro-batch, by sharding stage.
 
 Stage 0 all-reduces gradients once a step, stage 1 scatters gradients and gathers parameters once a step, stage 2
-scatters them in every micro-batch, stage 3 also gathers every layer's parameters forward and backward in every
-micro-batch."""
+scatters them in every micro-batch (and gathers parameters once a step, or in every forward pass where the framework
+frees them after the backward pass), stage 3 also gathers every layer's parameters forward and backward in every
+micro-batch.  Parameters offloaded to the host cross its link on the way to every gather."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import numpy as np
 from planner.cost.collectives import Group
 from planner.cost.context import Work
 from planner.cost.groups import Groups
-from planner.specs.batch import BoolArray, FloatArray, IntArray
+from planner.cost.optimizer import host_link_bytes_per_s
+from planner.specs.batch import DEVICES, BoolArray, FloatArray, IntArray
 
 _BUCKET_PARAMS = 40e6
 """Gradients are reduced in buckets of about this many parameters (Megatron-LM: max(40M, 1M x dp); PyTorch and
@@ -43,36 +45,33 @@ class LayerTraffic:
 
 def traffic(work: Work, groups: Groups, weights: Weights) -> LayerTraffic:
     """Traffic of ``weights``, dense and expert parts in their own groups."""
-    stage = work.batch.zero_stage
-    hybrid = work.batch.shard_degree < work.batch.dp * work.batch.cp
-    dense_once, dense_forward, dense_backward = _traffic(
-        work, groups.shard, groups.regather, groups.data, groups.replica, hybrid, stage, weights.dense
-    )
-    # Expert weights are reduced over their own replicas; without expert parallelism those are the dense ones.
-    expert_once, expert_forward, expert_backward = _traffic(
+    shard = np.maximum(work.batch.shard_degree, 1)
+    dense = _traffic(
         work,
-        groups.expert_data,
-        groups.expert_data,
-        groups.expert_data,
-        groups.replica,
-        np.zeros_like(hybrid),
-        stage,
+        (groups.shard, groups.regather, groups.data, groups.replica),
+        shard < groups.data.size,
+        shard,
+        weights.dense,
+    )
+    if work.context.model.moe is None or not np.any(weights.expert):
+        return dense
+    # Expert weights are reduced over their own replicas; without expert parallelism those are the dense ones.
+    expert = _traffic(
+        work,
+        (groups.expert_shard, groups.expert_regather, groups.expert_data, groups.expert_replica),
+        work.expert_shard_degree < work.expert_group,
+        work.expert_shard_degree,
         weights.expert,
     )
-    return LayerTraffic(dense_once + expert_once, dense_forward + expert_forward, dense_backward + expert_backward)
+    return LayerTraffic(dense.once + expert.once, dense.forward + expert.forward, dense.backward + expert.backward)
 
 
 def _traffic(
-    work: Work,
-    shard: Group,
-    regather: Group,
-    data: Group,
-    replica: Group,
-    hybrid: BoolArray,
-    stage: IntArray,
-    params: FloatArray,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    habits = work.context.backend.habits
+    work: Work, groups: tuple[Group, Group, Group, Group], hybrid: BoolArray, degree: IntArray, params: FloatArray
+) -> LayerTraffic:
+    """``groups`` are those of the shards, of the backward gather, of all replicas and of the copies of a shard."""
+    shard, regather, data, replica = groups
+    habits, stage = work.context.backend.habits, work.batch.zero_stage
     gradient = habits.gradient_reduce_bytes(work.context.job)
     parameter = 4.0 if work.context.job.precision == "fp32" else _PARAMETER_BYTES
     per_layer = habits.data_parallel_overlap == "every-layer"
@@ -81,13 +80,30 @@ def _traffic(
     gather = _per_message(shard.all_gather_s(parameter * message), params, message)
     again = _per_message(regather.all_gather_s(parameter * message), params, message)
     reduce = _per_message(data.all_reduce_s(gradient * message), params, message)
-    across = np.where(
-        hybrid, _per_message(replica.all_reduce_s(gradient * message / work.batch.shard_degree), params, message), 0.0
+    across = np.where(hybrid, _per_message(replica.all_reduce_s(gradient * message / degree), params, message), 0.0)
+    from_host = _host_gather_s(work, params / degree)
+    gather, again = np.maximum(gather, from_host), np.maximum(again, from_host)
+    repeated = habits.gathers_every_micro_batch & (stage == 2)
+    once = np.select(
+        [stage == 0, stage == 1, (stage == 2) & ~repeated], [reduce, scatter + gather + across, gather], 0.0
     )
-    once = np.select([stage == 0, stage == 1, stage == 2], [reduce, scatter + gather + across, gather], 0.0)
-    forward = np.where(stage == 3, gather, 0.0)
+    forward = np.where((stage == 3) | repeated, gather, 0.0)
     backward = np.select([stage == 2, stage == 3], [scatter + across, again + scatter + across], 0.0)
-    return once, forward, backward
+    return LayerTraffic(once, forward, backward)
+
+
+def _host_gather_s(work: Work, held: FloatArray) -> FloatArray:
+    """Seconds to bring a rank's ``held`` parameters to the GPU, where they live in host memory or on NVMe."""
+    place = work.batch.offload_parameters
+    if not np.any(place):
+        return work.zeros()
+    cluster = work.context.cluster
+    size = work.context.backend.habits.offloaded_parameter_bytes * held
+    seconds = size / host_link_bytes_per_s(cluster)
+    if cluster.nvme_bytes_per_s is not None:
+        from_disk = size * cluster.local_gpus / cluster.nvme_bytes_per_s
+        seconds = np.where(place == DEVICES.index("nvme"), np.maximum(seconds, from_disk), seconds)
+    return np.asarray(np.where(place > 0, seconds, 0.0))
 
 
 def _per_message(seconds: FloatArray, params: FloatArray, message: FloatArray) -> FloatArray:

@@ -18,12 +18,13 @@ from planner.cost.optimizer import gpu_step_s, offload_extra_s
 from planner.cost.sharding import LayerTraffic, Weights, traffic
 from planner.cost.stage_model import StageModel
 from planner.cost.weights import Ends, layer_weights
-from planner.specs.batch import DEVICES, FloatArray
+from planner.specs.batch import BoolArray, FloatArray
 from planner.units import GIB
 
 _LAST_MICRO_BATCH_WINDOW = 0.9
 """Share of a micro-batch's time behind which once-a-step traffic hides: gradients behind backward, parameters behind
-forward."""
+forward.  The interleaved schedule ends with p micro-batches of every chunk, one chunk after another, so the gradients
+of the chunk that ends first have those of all others to hide behind: (p (v - 1) + 1) / v micro-batches in all."""
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
 """The same by sharding stage where gradients are reduced layer by layer: backward only; only the forward gather at
 stage 2."""
@@ -96,8 +97,15 @@ class Step:
         layer, moved = self.layers[index], self.layer_traffic[index]
         slow = self.work.context.constants.overlap_slowdown
         forward, backward = layer.forward(), layer.backward() + extra_backward
-        total = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
+        beside = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
+        serial = forward + backward + moved.forward + moved.backward
+        total = np.where(self._traffic_overlaps, beside, serial)
         return np.maximum(total, layer.host_floor + extra_backward)
+
+    @cached_property
+    def _traffic_overlaps(self) -> BoolArray:
+        overlapped = self.work.context.backend.habits.overlapped_stages
+        return np.isin(self.work.batch.zero_stage, overlapped)
 
     @cached_property
     def layer_time_s(self) -> FloatArray:
@@ -232,8 +240,11 @@ class Step:
     @cached_property
     def window_share(self) -> FloatArray:
         if self.work.context.backend.habits.data_parallel_overlap == "last-micro-batch":
-            return np.full(len(self.work.batch), _LAST_MICRO_BATCH_WINDOW)
-        return np.array(_LAYER_WISE_WINDOW)[self.work.batch.zero_stage]
+            last_group = np.minimum(self.work.micro_batches, self.pp)
+            return _LAST_MICRO_BATCH_WINDOW * (last_group * (self.vpp - 1.0) + 1.0) / self.vpp
+        overlapped = self.work.context.backend.habits.overlapped_stages
+        share = np.array([w if stage in overlapped else 0.0 for stage, w in enumerate(_LAYER_WISE_WINDOW)])
+        return share[self.work.batch.zero_stage]
 
     @cached_property
     def constant_time(self) -> FloatArray:
@@ -247,10 +258,8 @@ class Step:
 
     @cached_property
     def fixed_host(self) -> FloatArray:
-        """Host bytes of one rank: its process, and its shard of 16-bit parameters where those are offloaded."""
-        offloaded = self.work.batch.offload_parameters == DEVICES.index("cpu")
-        held = self.rank_params * self.pp / np.maximum(self.work.batch.shard_degree, 1)
-        return _HOST_PROCESS_BYTES + np.where(offloaded, 2.0 * held, 0.0)
+        """Host bytes of one rank's process; offloaded parameters are among the states that the framework counts."""
+        return np.full(len(self.work.batch), _HOST_PROCESS_BYTES)
 
     @cached_property
     def model(self) -> StageModel:

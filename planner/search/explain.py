@@ -26,7 +26,10 @@ def explain(context: CostContext, plan: StrategyBatch) -> tuple[str, ...]:
 
 def _memory(context: CostContext, plan: StrategyBatch) -> str:
     result = assemble(
-        stage_model(context, plan), layer_counts(context, plan), recomputed_counts(context, plan), plan.offload_optimizer
+        stage_model(context, plan),
+        layer_counts(context, plan),
+        recomputed_counts(context, plan),
+        plan.offload_optimizer,
     )
     needed = float(result.peak_memory_bytes[0]) * context.memory_upper
     rank, limit = int(result.rank_memory_bytes[0].argmax()), context.memory_limit_bytes

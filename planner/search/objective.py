@@ -19,7 +19,7 @@ _NO_STEADY_STATE = 1e-9
 
 
 def units_for(inner: Inner) -> Units:
-    """Units of one candidate, so that no expression exceeds about 2**40."""
+    """Units of one candidate, so that no expression exceeds about 2**30."""
     m = inner.model
     weight = _steady_weight(inner)
     slowest = float(
@@ -68,7 +68,7 @@ def below(model: cp_model.CpModel, time: Expr, inner: Inner, units: Units, cutof
 
 def peak_memory(model: cp_model.CpModel, peaks: list[Expr]) -> Expr:
     """A variable that is at least every rank's memory in every phase, in memory units."""
-    peak = model.new_int_var(-(2**50), 2**50, "peak")
+    peak = model.new_int_var(-(2**45), 2**45, "peak")
     for value in peaks:
         model.add(peak >= value)
     return peak

@@ -2,7 +2,8 @@
 
 With unit u, ``nearest`` is off by at most u/2 a coefficient, ``up`` and ``down`` by less than u to the safe side; a
 linear expression over counts summing to C is therefore off by at most C*u/2 (nearest).  Units are chosen so that the
-largest expression is about 2**40 units: an expression over 1,000 layers is off by less than 1e-9 of it.
+largest expression is 2**30 units: over 1,000 layers it is off by less than 5e-7 of itself, over 100 by less than 5e-8.
+Finer units are no gain: ortools 9.15 lost optimal solutions in presolve with coefficients near 2**40.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-RESOLUTION = float(2**40)
+RESOLUTION = float(2**30)
 """Units in the largest value of an expression."""
 
-RELATIVE_ERROR = 1e-9
-"""Bound on the relative rounding error of an objective over at most 1,000 layers (the engine's stopping tolerance)."""
+RELATIVE_ERROR = 5e-7
+"""Bound on the relative rounding error of an expression over at most 1,000 layers."""
 
 Rounding = Literal["nearest", "up", "down"]
 

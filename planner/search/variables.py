@@ -21,8 +21,8 @@ from planner.specs.batch import IntArray
 Expr = Any
 """A linear expression of the solver, or an int."""
 
-TIME_LIMIT_UNITS = 2**48
-"""Domain of time variables; expressions are scaled to at most about 2**40 units, so nothing reaches it."""
+TIME_LIMIT_UNITS = 2**40
+"""Domain of time variables; expressions are scaled to at most about 2**30 units, so nothing reaches it."""
 
 
 @dataclass(frozen=True)
@@ -174,24 +174,21 @@ def _count_form(model: cp_model.CpModel, inner: Inner, counted: bool) -> Built:
 
 def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Built:
     stages, total = inner.stages, inner.layers
-    edges: list[Expr] = [0]
     full = inner.max_recomputed
-    edges += [
-        model.new_int_var(max(k, total - (stages - k) * full), min(total - stages + k, k * full), f"edge[{k}]")
-        for k in range(1, stages)
-    ]
-    edges.append(total)
-    before = [_prefix(model, inner, edge, f"edge[{k}]") for k, edge in enumerate(edges)]
+    span = [(max(k, total - (stages - k) * full), min(total - stages + k, k * full)) for k in range(stages + 1)]
+    edges: list[Expr] = [0, *(model.new_int_var(*span[k], f"edge[{k}]") for k in range(1, stages)), total]
+    before = [_prefix(model, inner, edge, *span[k]) for k, edge in enumerate(edges)]
     kinds, ranks = range(len(inner.totals)), range(inner.group.pp)
     held = [[before[s + 1][k] - before[s][k] for k in kinds] for s in range(stages)]
     again: list[list[Expr]] = [[0 for _ in kinds] for _ in range(stages)]
     if most is not None:
         for s in range(stages):
-            count = model.new_int_var(1, inner.max_recomputed, f"count[{s}]")
+            count = model.new_int_var(1, full, f"count[{s}]")
             model.add_min_equality(count, [most, edges[s + 1] - edges[s]])
-            end = model.new_int_var(1, total, f"end[{s}]")
+            low, high = span[s][0] + 1, span[s + 1][1]
+            end = model.new_int_var(low, high, f"end[{s}]")
             model.add(end == edges[s] + count)
-            after = _prefix(model, inner, end, f"end[{s}]")
+            after = _prefix(model, inner, end, low, high)
             again[s] = [after[k] - before[s][k] for k in kinds]
 
     def total_of(parts: list[list[Expr]]) -> list[list[Expr]]:
@@ -200,15 +197,21 @@ def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Buil
     return EdgeForm(edges), total_of(held), total_of(again)
 
 
-def _prefix(model: cp_model.CpModel, inner: Inner, edge: Expr, name: str) -> list[Expr]:
-    """Layers of each kind among the first ``edge``; the last kind is what remains."""
+def _prefix(model: cp_model.CpModel, inner: Inner, edge: Expr, low: int, high: int) -> list[Expr]:
+    """Layers of each kind among the first ``edge`` in [low, high]; the last kind is what remains.
+
+    One literal a value instead of the solver's element constraint, whose presolve lost optimal solutions (ortools 9.15).
+    """
     if isinstance(edge, int):
         return [int(value) for value in inner.kind_prefix[edge]]
+    places = range(low, high + 1)
+    chosen = [model.new_bool_var("") for _ in places]
+    model.add_exactly_one(chosen)
+    model.add(sum(place * literal for place, literal in zip(places, chosen, strict=True)) == edge)
     parts: list[Expr] = []
     for kind in range(len(inner.totals) - 1):
-        target = model.new_int_var(0, int(inner.totals[kind]), f"{name}.kind[{kind}]")
-        model.add_element(edge, [int(value) for value in inner.kind_prefix[:, kind]], target)
-        parts.append(target)
+        before = [int(inner.kind_prefix[place, kind]) for place in places]
+        parts.append(sum(count * literal for count, literal in zip(before, chosen, strict=True)))
     return [*parts, edge - sum(parts)]
 
 

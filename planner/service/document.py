@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from planner import __version__
 from planner.backends import BACKENDS
 from planner.catalog import CATALOG_VERSION
 from planner.errors import InputError
 from planner.service.inputs import input_error, one_of, read_mapping
 from planner.specs.plan import SCHEMA_VERSION, Assumption, Plan, PlanDocument, Request, SearchReport
+from planner.version import __version__
 
 if TYPE_CHECKING:
     from planner.search.outcome import Outcome

@@ -23,6 +23,8 @@ TOKENS_PER_STEP = ((30e9, 4 * 2**20), (3e9, 2 * 2**20), (0.0, 2**20))
 (arXiv 2407.21783, section 3.4.1) used; smaller models take less."""
 TOKENS_PER_GPU_AND_STEP = 128 * 2**10
 """Few GPUs are not given the batch of a large cluster: at most this many tokens a step for each."""
+LEAST_TOKENS_PER_GPU_AND_STEP = 2**10
+"""Many GPUs get a larger batch: Llama 3 405B took 16M tokens on 16,384 GPUs (arXiv 2407.21783, table 4)."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,19 @@ def _global_batch(
     if not isinstance(given.global_batch, str):
         return checked_int(given.global_batch, "--global-batch", 1, MAX_COUNT)
     value, tokens = count_with_suffix(given.global_batch, "--global-batch")
-    return checked_int(
-        _sequences(value, seq_len, given.global_batch) if tokens else value, "--global-batch", 1, MAX_COUNT
-    )
+    sequences = _sequences(value, seq_len, given.global_batch, assumptions) if tokens else value
+    return checked_int(sequences, "--global-batch", 1, MAX_COUNT)
 
 
-def _sequences(tokens: int, seq_len: int, text: str) -> int:
+def _sequences(tokens: int, seq_len: int, text: str, assumptions: list[Assumption]) -> int:
+    """Whole sequences of a token count; "4M" means 4 x 2**20 where 4 x 10**6 does not hold whole sequences."""
     if tokens % seq_len == 0:
         return tokens // seq_len
+    binary, _ = count_with_suffix(f"{text.strip()}i", "--global-batch") if text.strip()[-1:] in "kKmMgG" else (0, True)
+    if binary and binary % seq_len == 0:
+        why = f"{text.strip()} tokens are read as {binary}: {tokens} would not hold whole sequences of {seq_len}"
+        assumptions.append(Assumption(field="job.global_batch", value=binary // seq_len, why=why))
+        return binary // seq_len
     near = max(1, round(tokens / seq_len))
     raise InputError(
         f"global_batch({tokens} tokens) % seq_len({seq_len}) = {tokens % seq_len}: a step holds whole sequences",
@@ -98,6 +105,7 @@ def default_global_batch(model: ModelSpec, gpus: int, seq_len: int) -> int:
     """Sequences of a step when nobody says: the usual token count, in a number that many dp degrees divide."""
     params = total_params(model)
     usual = next(tokens for least, tokens in TOKENS_PER_STEP if params >= least)
+    usual = max(usual, gpus * LEAST_TOKENS_PER_GPU_AND_STEP)
     target = max(1, min(usual, gpus * TOKENS_PER_GPU_AND_STEP) // seq_len)
     unit = gpus
     while unit > target and unit % 2 == 0:

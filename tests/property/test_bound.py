@@ -14,6 +14,7 @@ from planner.search.exhaustive import compositions
 from planner.search.incumbent import construct
 from planner.search.inner import Inner, Limits
 from planner.search.model import solve
+from planner.search.scaling import RELATIVE_ERROR
 from planner.search.space import Group, even_layout, stage_cap
 from planner.specs.batch import EVERY_LAYER, StrategyBatch
 
@@ -159,5 +160,5 @@ def test_solver_and_constructions(inner: Inner) -> None:
         assert answer.layout is not None
         result = inner.price(row, answer.layout[None, :], row + answer.recomputed, row + answer.step)
         assert inner.fits(result)[0]
-        assert abs(float(getattr(result, name)[0]) / value - 1) < 1e-7
-    assert solution.bound_s <= optimum * (1 + 1e-8)
+        assert abs(float(getattr(result, name)[0]) / value - 1) < RELATIVE_ERROR
+    assert solution.bound_s <= optimum * (1 + RELATIVE_ERROR)

@@ -115,7 +115,18 @@ def test_default_batch(name: str, gpus: int) -> None:
     if gpus <= 256:
         assert batch % gpus == 0
     if odd <= 8:
-        assert batch * 8192 <= 1.5 * 4 * 2**20
+        assert batch * 8192 <= 1.5 * max(4 * 2**20, gpus * 2**10)
+
+
+def test_tokens_with_a_suffix_hold_whole_sequences() -> None:
+    """4M tokens of 8192 are 512 sequences, and the assumption says so; of 8000 they are 500."""
+    model, cluster = load_model("70b").spec, resolve_cluster(ClusterInput(gpu="h100", gpus=128)).cluster
+    binary = resolve_job(JobInput(seq_len=8192, global_batch="4M"), model, cluster)
+    assert binary.job.global_batch == 512
+    assert any(a.field == "job.global_batch" and "4194304" in a.why for a in binary.assumptions)
+    assert resolve_job(JobInput(seq_len=8000, global_batch="4M"), model, cluster).job.global_batch == 500
+    with pytest.raises(InputError, match="whole sequences"):
+        resolve_job(JobInput(seq_len=7777, global_batch="4M"), model, cluster)
 
 
 def test_default_batch_of_the_usual_question() -> None:
