@@ -108,6 +108,10 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     crosses = size > members
     fabric = cluster.accelerator.fabric
     inside, reduce_inside = _fabric_bus(context, members)
+    if fabric.topology == "pcie":
+        # Neighbours talk through their own switch; interleaved groups all meet at the bridges between switches.
+        shared = np.where(members > 1, stride, 1)
+        inside, reduce_inside = inside / shared, reduce_inside / shared
     nic = _nic_bytes_per_s(context)
     outside = np.minimum(inside / constants.fabric_bus_share, nic * members)
     nodes = np.maximum(size / members, 1.0)

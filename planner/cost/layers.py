@@ -83,7 +83,7 @@ def _fused(model_matrices: tuple[Matrix, ...]) -> Iterator[tuple[Matrix, int]]:
 def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Matrix multiplications, by the part of the layer they belong to."""
     context = work.context
-    constants, rate, stream = context.layer_constants, context.layer_flops_per_s, context.stream_bytes_per_s
+    constants, rate, stream = context.constants, context.layer_flops_per_s, context.stream_bytes_per_s
     times: dict[str, tuple[FloatArray, FloatArray]] = {}
     for matrix, outputs in _fused(layer_matrices(context.model, kind)):
         degree = work.etp if matrix.part == "expert" else work.tp
