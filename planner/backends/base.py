@@ -176,7 +176,7 @@ class Habits:
     allocator_factor: float
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
-    """Every copy of a token travels to its expert, or one copy to each fast-link domain that holds some of its experts."""
+    """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
     attention_kernel: Literal["vendor", "flash2"] = "flash2"
     """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
     PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""

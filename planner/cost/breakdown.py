@@ -157,6 +157,7 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
                 2.0 * step.work.context.activation_bytes * step.work.context.model.hidden * step.work.sp_tokens[0],
                 "input and output",
             ),
+            leaf("prediction blocks", step.prediction_bytes[0], "one more layer's saved tensors and its joint input"),
         ]
     else:
         logits = [leaf("backward of one layer", step.layer_transient[0], "activation gradients alive at once")]

@@ -40,7 +40,7 @@ class Group:
     """One rank to one other rank."""
     domains: FloatArray
     """Fast-link domains over which the group is spread."""
-    inside_exchange_bytes_per_s: float
+    inside_exchange_bytes_per_s: FloatArray
     """All-to-all within a domain, per rank."""
     outside_bytes_per_s: float
     """What one rank can send out of its domain."""
@@ -121,7 +121,6 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     half_outside = np.minimum(
         constants.network_half_message_bytes * (1.0 + doublings), constants.network_half_message_cap_bytes
     )
-    exchange_inside = (fabric.all_to_all_bytes_per_s or 0.85 * fabric.bytes_per_s) * constants.fabric_bus_share
     pair = fabric.pair_bytes_per_s or fabric.bytes_per_s
     return Group(
         size=size.astype(float),
@@ -133,7 +132,7 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
         crosses=crosses.astype(float),
         point_bytes_per_s=np.where(crosses, np.minimum(nic, pair), pair * constants.fabric_bus_share),
         domains=nodes,
-        inside_exchange_bytes_per_s=exchange_inside,
+        inside_exchange_bytes_per_s=_exchange_inside(context, members),
         outside_bytes_per_s=nic,
     )
 
@@ -151,6 +150,20 @@ def _fabric_bus(context: CostContext, members: FloatArray) -> tuple[FloatArray, 
     if fabric.switch_reduce_bus_bytes_per_s is None:
         return ring, ring
     return ring, np.where(members >= _SWITCH_REDUCE_RANKS, fabric.switch_reduce_bus_bytes_per_s * share, ring)
+
+
+def _exchange_inside(context: CostContext, members: FloatArray) -> FloatArray:
+    """All-to-all rate of one rank inside the domain.
+
+    Through PCIe bridges the listed rate is that of a whole domain; smaller groups of neighbours send less across them.
+    """
+    fabric, share = context.cluster.accelerator.fabric, context.constants.fabric_bus_share
+    listed = fabric.all_to_all_bytes_per_s or 0.85 * fabric.bytes_per_s
+    rate = np.full(len(members), listed)
+    if fabric.topology == "pcie" and fabric.all_reduce_bus_bytes_per_s is not None:
+        near = listed * (fabric.domain_gpus - 1) / (members - 1.0).clip(1.0)
+        rate = np.clip(near, listed, max(listed, fabric.all_reduce_bus_bytes_per_s))
+    return np.asarray(rate * share)
 
 
 def _nic_bytes_per_s(context: CostContext) -> float:

@@ -6,7 +6,7 @@ from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -85,15 +85,6 @@ class CostContext:
         if self.job.precision == "fp8" and fp8 is not None:
             return fp8 * self.constants.gemm_share_fp8
         return self.dense_flops_per_s * self.constants.gemm_share
-
-    @cached_property
-    def layer_constants(self) -> Constants:
-        """Constants of the layers' matrix multiplications: filling and draining the main loop takes as long in fp8, so
-        at a higher rate it is worth a longer reduction."""
-        peak = self.cluster.accelerator.peak
-        if self.job.precision != "fp8" or peak.fp8 is None or not peak.bf16:
-            return self.constants
-        return replace(self.constants, gemm_half_k=self.constants.gemm_half_k * peak.fp8 / peak.bf16)
 
     @cached_property
     def stream_bytes_per_s(self) -> float:

@@ -225,7 +225,17 @@ class Step:
 
     @cached_property
     def loss_transient(self) -> FloatArray:
-        return activations.loss_transient_bytes(self.work, self.ends.vocab)
+        passes = 1.0 + self.work.context.model.mtp_layers
+        return passes * activations.loss_transient_bytes(self.work, self.ends.vocab)
+
+    @cached_property
+    def prediction_bytes(self) -> FloatArray:
+        """Saved tensors of the multi-token-prediction blocks: one more layer each and its joint input (2h)."""
+        context = self.work.context
+        if not context.model.mtp_layers:
+            return self.work.zeros()
+        block = self.activation_bytes[:, context.kinds.index(context.model.layer_kinds()[-1])]
+        return context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
 
     @cached_property
     def device_overhead(self) -> FloatArray:
@@ -317,6 +327,7 @@ class Step:
             "fixed_bytes": sum(self.buffers.values(), self.work.zeros()) + self.layer_transient,
             "last_fixed_bytes": np.maximum(self.loss_transient - self.layer_transient, 0.0)
             + final_norm
+            + self.prediction_bytes
             + sum(self.last_buffers.values(), self.work.zeros())
             - sum(self.buffers.values(), self.work.zeros()),
             "step_temporary_layer_bytes": self._stack([self.held(w, "step_temporary") for w in self.weights]),

@@ -17,6 +17,9 @@ from planner.search.inner import Inner
 from planner.search.waterfill import held, held_recomputing, least_level, least_where
 from planner.specs.batch import BoolArray, FloatArray, IntArray
 
+OUT_OF_REACH_S = 1e15
+"""A level above any real one, finite because it is multiplied with weights that may be zero."""
+
 LEVELS = 4
 """How many levels of the slowest rank are tried one by one before the recomputed total is bounded loosely."""
 
@@ -153,7 +156,7 @@ def _fixed_bound(inner: Inner, needs: Needs) -> FloatArray:
         # both.
         for step in (needs.step, needs.most_steps):
             tail = np.minimum(tail, inner.price(rows, layouts, everything, step).rank_tail_s)
-    return least.pipeline_time_s + tail.max(axis=1) + inner.model.constant_time_s
+    return np.asarray(least.pipeline_time_s + tail.max(axis=1) + inner.model.constant_time_s)
 
 
 def _pipeline(inner: Inner, slowest: FloatArray, recomputed_s: FloatArray) -> FloatArray:
@@ -274,17 +277,17 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
         recomputed = np.maximum(loosest, total * cheapest)
         best = np.where(slack >= 0, np.minimum(best, _pipeline(inner, level, recomputed)), best)
         level = _next_level(slope, again, spread, ends, most, caps)
-    best = np.minimum(best, _pipeline(inner, np.where(np.isfinite(level), level, 1e300), loosest))
+    best = np.minimum(best, _pipeline(inner, level, loosest))
     return np.where(impossible, np.inf, best)
 
 
 def _next_level(
     slope: FloatArray, again: FloatArray, spread: IntArray, ends: FloatArray, most: IntArray, caps: IntArray
 ) -> FloatArray:
-    """(N,) the next level at which some rank holds one layer more; infinite where memory stops them all."""
+    """(N,) the next level at which some rank holds one layer more; out of reach where memory stops them all."""
     more = most + 1
     reached = slope * more + again * np.minimum(more, spread) + ends
-    return np.asarray(np.where(most < caps, reached, np.inf).min(axis=1))
+    return np.asarray(np.where(most < caps, reached, OUT_OF_REACH_S).min(axis=1))
 
 
 def _least_memory(inner: Inner, needs: Needs) -> FloatArray:

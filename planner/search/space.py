@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.backends.base import Backend, OffloadChoice, RecomputeKind, RuleContext
+from planner.backends.base import Backend, OffloadChoice, RuleContext
 from planner.cost.evaluate import CostContext
 from planner.errors import InputError
 from planner.search.grid import divisors, expand, group_index
 from planner.search.legality import Legality, Refusal
 from planner.search.outcome import Pin
 from planner.search.pins import keep_pinned, read_pins, refused
-from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, BoolArray, IntArray, StrategyBatch
+from planner.search.savers import Savers
+from planner.specs.batch import EVERY_LAYER, SCHEDULES, BoolArray, IntArray, StrategyBatch
 
 MAX_TP = 64
 """Largest tensor-parallel degree tried without a pin; wider groups leave every known fast-link domain but one."""
@@ -88,46 +89,6 @@ class Space:
     def groups(self) -> tuple[Group, ...]:
         """Everything multiplied out (small problems only: this can be millions of rows)."""
         return tuple(group for group in map(self.variants, self.cores) if len(group))
-
-
-@dataclass(frozen=True)
-class Savers:
-    """What can be traded for memory: recompute kinds and offloads, as far as the pins allow."""
-
-    kinds: tuple[RecomputeKind, ...]
-    recompute: tuple[tuple[int, int], ...]
-    """(kind, recomputed layers)"""
-    offloads: tuple[OffloadChoice | None, ...]
-    """None is no offload."""
-
-    def _options(self, stage: int) -> list[tuple[int, int, int, int, float]]:
-        possible = [choice for choice in self.offloads if choice is None or stage in choice.zero_stages]
-        rows = [
-            (0, 0, 0.0) if c is None else (DEVICES.index(c.device), DEVICES.index(c.parameters), 1.0) for c in possible
-        ]
-        return [(*kind, *row) for kind in self.recompute for row in rows]
-
-    def count(self, batch: StrategyBatch) -> int:
-        """Variants of all rows together."""
-        stages, rows = np.unique(batch.zero_stage, return_counts=True)
-        return sum(int(n) * len(self._options(int(stage))) for stage, n in zip(stages, rows, strict=True))
-
-    def expand(self, batch: StrategyBatch) -> StrategyBatch:
-        """Every row with each of its options."""
-        names = ("recompute_kind", "recompute_layers", "offload_device", "offload_parameters", "offload_optimizer")
-        return expand(batch, names, ("zero_stage",), self._options)
-
-    def open_choices(self, batch: StrategyBatch) -> tuple[BoolArray, IntArray]:
-        """(counted, steps) of each candidate, as ``Group`` has them."""
-        counted = np.array([kind.layer_count for kind in self.kinds])[batch.recompute_kind]
-        steps = np.zeros(len(batch), dtype=np.int64)
-        for choice in self.offloads:
-            if choice is not None:
-                same = (batch.offload_device == DEVICES.index(choice.device)) & (
-                    batch.offload_parameters == DEVICES.index(choice.parameters)
-                )
-                steps[same & np.isin(batch.zero_stage, choice.zero_stages)] = choice.steps
-        return counted, steps
 
 
 def even_layout(layers: int, stages: int) -> tuple[int, ...]:

@@ -200,7 +200,7 @@ def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Buil
 def _prefix(model: cp_model.CpModel, inner: Inner, edge: Expr, low: int, high: int) -> list[Expr]:
     """Layers of each kind among the first ``edge`` in [low, high]; the last kind is what remains.
 
-    One literal a value instead of the solver's element constraint, whose presolve lost optimal solutions (ortools 9.15).
+    One literal a value: with the few values an edge can have, stronger than the solver's element constraint.
     """
     if isinstance(edge, int):
         return [int(value) for value in inner.kind_prefix[edge]]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from planner.backends.base import Backend
 from planner.cost.evaluate import CostContext, evaluate
 from planner.errors import InputError
 from planner.search.engine import Problem
 from planner.search.exhaustive import every_strategy
+from planner.search.outcome import Pin
 from planner.specs.cluster import Accelerator, Cluster, ComputeRates, DeviceMemory, Fabric, HostLink, Price
-from planner.specs.job import Job
+from planner.specs.job import Job, Objective
 from planner.specs.model import ModelSpec, MoeSpec, WindowSpec
 
 GIB = 1024**3
-SOURCE = {"source": ("made up for tests",), "as_of": "2025-01"}
+SOURCE: dict[str, Any] = {"source": ("made up for tests",), "as_of": "2025-01"}
 
 
 def accelerator() -> Accelerator:
@@ -56,17 +58,17 @@ def model(rng: random.Random) -> ModelSpec:
     )  # fmt: skip
 
 
-def problem(backend: Backend, seed: int, objective: str = "throughput") -> Problem:
+def problem(backend: Backend, seed: int, objective: Objective = "throughput") -> Problem:
     """Problem number ``seed``; its memory limit lies somewhere among what its strategies need, or a little below."""
     rng = random.Random(seed)
     spec = model(rng)
     gpus = rng.choice([1, 2, 4, 4, 6, 8])
     job = Job(
         seq_len=rng.choice([2048, 4096, 8192]), global_batch=rng.choice([4, 8, 12, 16]), objective=objective,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     host = rng.choice([2000, 2000, 100]) * GIB
     context = CostContext(spec, cluster(gpus, 79 * GIB, host), job, backend)
-    pins = rng.choice([{}, {}, {"recompute": "none"}, {"offload": "none"}, {"pp": min(gpus, 2)}])
+    pins: dict[str, Pin] = rng.choice([{}, {}, {"recompute": "none"}, {"offload": "none"}, {"pp": min(gpus, 2)}])
     quantile = rng.choice([0.0, 0.02, 0.1, 0.3, 0.8, None, -1])
     if quantile is None:
         return Problem(context, pins)

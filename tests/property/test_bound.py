@@ -94,7 +94,7 @@ def decisions(inner: Inner) -> list[tuple[np.ndarray, int, int]]:
 
 
 def brute_force(inner: Inner) -> tuple[float, float]:
-    """(least step time, least memory of those with that little memory) over all decisions that fit; infinite if none."""
+    """(least step time, least memory) over all decisions that fit; infinite if there is none."""
     every = decisions(inner)
     rows = np.zeros(len(every), dtype=np.int64)
     layouts, counts, steps = (np.array([choice[i] for choice in every]) for i in range(3))
@@ -117,7 +117,7 @@ SETTINGS = settings(
 @SETTINGS
 @given(candidates())
 def test_no_bound_exceeds_the_optimum(inner: Inner) -> None:
-    """Quick, full and memory bounds stay at or below the best decision; what is called unfit has no fitting decision."""
+    """Quick, full and memory bounds stay at or below the best decision; what is called unfit has none."""
     optimum, memory = brute_force(inner)
     loose, possible = fits_at_all(inner)
     if not possible[0]:

@@ -397,7 +397,9 @@ def tensor_parallel_all_reduces(sequence_parallel: bool) -> tuple[float, float, 
     step = step_of(context, tp=8, sequence_parallel=sequence_parallel)
     term = step.layers[0].named("tensor-parallel traffic")
     full = step.work.tokens * context.model.hidden * 2.0
-    one = 2.0 * float(step.groups.tensor.all_gather_s(full)[0])
+    # With sequence parallelism an all-reduce is a gather and a scatter: the same bytes, but no help from the switch.
+    tensor = step.groups.tensor
+    one = float((2.0 * tensor.all_gather_s(full) if sequence_parallel else tensor.all_reduce_s(full))[0])
     choice = next(kind for kind in context.recompute_kinds if kind.id == "full")
     with_traffic = recompute_s(step.work, context.kinds[0], step.layers[0], choice)
     silent = recompute_s(step.work, context.kinds[0], step.layers[0], replace(choice, regathers=False))
