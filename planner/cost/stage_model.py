@@ -49,7 +49,7 @@ class StageModel:
     first_reduce_time_s: FloatArray
     last_reduce_time_s: FloatArray
     reduce_window_share: FloatArray
-    """(N,) share of the rank's micro-batch time T_r behind which that traffic can hide."""
+    """(N,) micro-batch times T_r of the rank behind which that traffic can hide; above 1 where chunks end in turn."""
     reduce_floor_s: FloatArray
     """(N,) part of the traffic that nothing can hide (first and last bucket)."""
     layer_optimizer_time_s: FloatArray

@@ -41,7 +41,6 @@ class Bound:
     """Bounds of N candidates; infinite where nothing fits."""
 
     step_time_s: FloatArray
-    memory_bytes: FloatArray
     needs: Needs
 
 
@@ -134,15 +133,14 @@ def core_bound(inner: Inner) -> FloatArray:
 def full_bound(inner: Inner, loose: Needs) -> Bound:
     """Bounds of candidates that ``fits_at_all`` kept."""
     needs = needs_of(inner, loose)
-    memory = _least_memory(inner, needs)
     if not inner.group.free:
-        return Bound(_fixed_bound(inner, needs), memory, needs)
+        return Bound(_fixed_bound(inner, needs), needs)
     pipeline = _levels(inner, needs, None)
     if len(inner.totals) > 1:
         pipeline = np.maximum(pipeline, _pipeline(inner, _slowest(inner), _least_total(inner, needs)))
         for kind in range(len(inner.totals)):
             pipeline = np.maximum(pipeline, _levels(inner, needs, kind))
-    return Bound(pipeline + _tail(inner, needs) + inner.model.constant_time_s, memory, needs)
+    return Bound(pipeline + _tail(inner, needs) + inner.model.constant_time_s, needs)
 
 
 def _fixed_bound(inner: Inner, needs: Needs) -> FloatArray:
@@ -260,9 +258,13 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
     def enough(level: FloatArray, rows: IntArray) -> BoolArray:
         return np.asarray(most_at(level, rows).sum(axis=1) >= layers)
 
+    def following(level: FloatArray, rows: IntArray) -> FloatArray:
+        return next_level(slope[rows], again[rows], spread[rows], ends[rows], most_at(level, rows), caps[rows])
+
     first_last = ends_by_kind(inner, model.first_time_s, model.last_time_s)
     lowest = least_level(slope, first_last, rank_kinds(inner), layers, least)
-    level = least_where(lowest, lowest + (slope + again)[:, 0] * layers + ends.max(axis=1), enough)
+    highest = lowest + (slope + again)[:, 0] * layers + ends.max(axis=1)
+    level = least_where(lowest, highest, enough, following)
     impossible = ~np.isfinite(level)
     level = np.where(impossible, 0.0, level)
     if not group.counted.any():
@@ -276,12 +278,12 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
         total = np.minimum(most, spread).sum(axis=1) - np.maximum(slack, 0)
         recomputed = np.maximum(loosest, total * cheapest)
         best = np.where(slack >= 0, np.minimum(best, _pipeline(inner, level, recomputed)), best)
-        level = _next_level(slope, again, spread, ends, most, caps)
+        level = next_level(slope, again, spread, ends, most, caps)
     best = np.minimum(best, _pipeline(inner, level, loosest))
     return np.where(impossible, np.inf, best)
 
 
-def _next_level(
+def next_level(
     slope: FloatArray, again: FloatArray, spread: IntArray, ends: FloatArray, most: IntArray, caps: IntArray
 ) -> FloatArray:
     """(N,) the next level at which some rank holds one layer more; out of reach where memory stops them all."""
@@ -290,7 +292,7 @@ def _next_level(
     return np.asarray(np.where(most < caps, reached, OUT_OF_REACH_S).min(axis=1))
 
 
-def _least_memory(inner: Inner, needs: Needs) -> FloatArray:
+def memory_bound(inner: Inner, needs: Needs) -> FloatArray:
     """(N,) least peak memory of the fullest rank, everything recomputed and offloaded that can be."""
     model, group = inner.model, inner.group
     share = inner.fraction(needs.most_steps)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.cost.evaluate import CostContext
-from planner.search.bounds import Needs, core_bound, fits_at_all, full_bound, quick_bound
+from planner.search.bounds import Needs, core_bound, fits_at_all, full_bound, memory_bound, quick_bound
 from planner.search.incumbent import Incumbents, construct
 from planner.search.inner import Inner, prepare
 from planner.search.space import Group, Space
@@ -151,7 +151,7 @@ class Frontier:
             return
         part, codes = inner.take(rows), mesh[rows]
         bound = full_bound(part, _take_needs(loose, rows))
-        value = bound.memory_bytes if self.minimise_memory else bound.step_time_s
+        value = memory_bound(part, bound.needs) if self.minimise_memory else bound.step_time_s
         keep = self._alive(value, codes) & np.isfinite(value)
         if not keep.any():
             return

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.search.bounds import Needs, ends_by_kind, rank_kinds
+from planner.search.bounds import Needs, ends_by_kind, next_level, rank_kinds
 from planner.search.capacity import rank_caps
 from planner.search.inner import Inner
 from planner.search.waterfill import held_recomputing, least_level, least_where
@@ -115,9 +115,12 @@ def _filled(inner: Inner, recomputed: IntArray, step: IntArray) -> IntArray:
     def enough(level: FloatArray, rows: IntArray) -> BoolArray:
         return np.asarray(most_at(level, rows).sum(axis=1) >= inner.layers)
 
+    def following(level: FloatArray, rows: IntArray) -> FloatArray:
+        return next_level(slope[rows], again[rows], spread[rows], ends[rows], most_at(level, rows), caps[rows])
+
     low = least_level(slope, ends_by_kind(inner, model.first_time_s, model.last_time_s), rank_kinds(inner),
                       inner.layers, group.vpp)  # fmt: skip
-    level = least_where(low, np.maximum(top, low), enough)
+    level = least_where(low, np.maximum(top, low), enough, following)
     most = most_at(np.where(np.isfinite(level), level, top))
     reached = slope * most + again * np.minimum(most, spread) + ends
     return spread_over_chunks(_trimmed(most, reached, inner.layers, group.vpp), group.vpp)

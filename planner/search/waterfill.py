@@ -15,8 +15,8 @@ from planner.specs.batch import BoolArray, FloatArray, IntArray
 MOST = 1e6
 """More layers than any model has; an infinite level holds this many."""
 
-BISECTIONS = 44
-"""Halvings of a range of at most a few thousand layers down to less than the rounding."""
+BISECTIONS = 12
+"""Halvings before the last few levels are tried one by one."""
 
 _ROUNDING = 1e-9
 """Added before rounding down, relative to a layer: a level that is reached exactly must count as reached."""
@@ -25,7 +25,8 @@ _ROUNDING = 1e-9
 def held(slope: FloatArray, extra: FloatArray, level: FloatArray) -> IntArray:
     """Whole layers that each rank holds below a level; ``slope`` (N, 1) or (N, R) positive, ``extra`` (N, R), level
     (N,)."""
-    return np.clip(np.floor((level[:, None] - extra) / slope + _ROUNDING), 0.0, MOST).astype(np.int64)
+    whole = np.floor((level[:, None] - extra) / slope + _ROUNDING)
+    return np.minimum(np.maximum(whole, 0.0), MOST).astype(np.int64)
 
 
 def least_level(slope: FloatArray, extra: FloatArray, ranks: IntArray, layers: int, least: int) -> FloatArray:
@@ -60,19 +61,30 @@ def held_recomputing(
     return np.where(few < spread, few, np.maximum(held(slope, extra + again * spread, level), spread))
 
 
-def least_where(low: FloatArray, high: FloatArray, holds: Callable[[FloatArray, IntArray], BoolArray]) -> FloatArray:
-    """(N,) smallest level at which a monotone condition holds, by bisection; infinite where it fails even at ``high``.
+def least_where(
+    low: FloatArray,
+    high: FloatArray,
+    holds: Callable[[FloatArray, IntArray], BoolArray],
+    following: Callable[[FloatArray, IntArray], FloatArray],
+) -> FloatArray:
+    """(N,) smallest level at which a monotone condition holds; infinite where it fails even at ``high``.
 
-    ``holds(levels, rows)`` is asked for the rows in question only.
+    ``following(levels, rows)`` is the next level at which anything changes, so a few halvings and then steps from
+    level to level end on the exact one.  Both functions are asked for the rows in question only.
     """
     level = low.copy()
     rows = np.flatnonzero(~holds(low, np.arange(len(low))))
-    if len(rows):
-        impossible = ~holds(high[rows], rows)
-        below, above = low[rows], high[rows]
-        for _ in range(BISECTIONS):
-            middle = (below + above) / 2
-            true = holds(middle, rows)
-            below, above = np.where(true, below, middle), np.where(true, middle, above)
-        level[rows] = np.where(impossible, np.inf, above)
+    possible = holds(high[rows], rows)
+    level[rows[~possible]] = np.inf
+    rows = rows[possible]
+    below, above = low[rows], high[rows]
+    for _ in range(BISECTIONS if len(rows) else 0):
+        middle = (below + above) / 2
+        true = holds(middle, rows)
+        below, above = np.where(true, below, middle), np.where(true, middle, above)
+    while len(rows):
+        below = np.minimum(np.maximum(following(below, rows), np.nextafter(below, np.inf)), above)
+        level[rows] = below
+        unmet = ~holds(below, rows)
+        rows, below, above = rows[unmet], below[unmet], above[unmet]
     return level

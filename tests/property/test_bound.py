@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.cost.stage_model import StageModel
-from planner.search.bounds import core_bound, fits_at_all, full_bound, quick_bound
+from planner.search.bounds import core_bound, fits_at_all, full_bound, memory_bound, quick_bound
 from planner.search.exhaustive import compositions
 from planner.search.incumbent import construct
 from planner.search.inner import Inner, Limits
@@ -126,7 +126,7 @@ def test_no_bound_exceeds_the_optimum(inner: Inner) -> None:
     assert quick_bound(inner, loose)[0] <= optimum * (1 + 1e-9)
     bound = full_bound(inner, loose)
     assert bound.step_time_s[0] <= optimum * (1 + 1e-9)
-    assert optimum == np.inf or bound.memory_bytes[0] <= memory * (1 + 1e-9)
+    assert optimum == np.inf or memory_bound(inner, bound.needs)[0] <= memory * (1 + 1e-9)
 
 
 @SETTINGS
