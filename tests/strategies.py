@@ -106,7 +106,7 @@ def estimated(context: CostContext, **columns: Any) -> Estimate:
 def step_of(context: CostContext, **columns: Any) -> Step:
     """All intermediate results for one strategy."""
     batch = strategy(context, **columns)
-    return Step(Work(context, batch), int(batch.pp[0]), int(batch.vpp[0]))
+    return Step(Work(context, batch), int(batch.pp[0]))
 
 
 def walk(tree: Breakdown) -> Iterator[Breakdown]:

@@ -19,7 +19,7 @@ def estimate(context: CostContext, batch: StrategyBatch) -> Estimate:
     """Evaluate a batch of one with the code that the search uses, and keep the trees."""
     if len(batch) != 1:
         raise ValueError(f"estimate takes one strategy, got {len(batch)}")
-    step = Step(Work(context, batch), int(batch.pp[0]), int(batch.vpp[0]))
+    step = Step(Work(context, batch), int(batch.pp[0]))
     layers, recomputed = layer_counts(context, batch), recomputed_counts(context, batch)
     offload = float(batch.offload_optimizer[0])
     result = assemble(step.model, layers, recomputed, batch.offload_optimizer)

@@ -28,8 +28,8 @@ class Evaluation:
 
 
 def stage_model(context: CostContext, batch: StrategyBatch) -> StageModel:
-    """Coefficients of candidates that all have the same pp and vpp."""
-    return Step(Work(context, batch), int(batch.pp[0]), int(batch.vpp[0])).model
+    """Coefficients of candidates that all have the same pp."""
+    return Step(Work(context, batch), int(batch.pp[0])).model
 
 
 def layer_counts(context: CostContext, batch: StrategyBatch) -> IntArray:

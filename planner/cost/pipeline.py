@@ -25,10 +25,10 @@ def bubble_factor(work: Work) -> FloatArray:
     return np.where(work.batch.schedule == ZB_H1, 1.0 - 2.0 * _WEIGHT_GRADIENT_SHARE, factor)
 
 
-def in_flight(work: Work, pp: int, vpp: int) -> FloatArray:
+def in_flight(work: Work, pp: int) -> FloatArray:
     """(N, P) micro-batches' worth of a rank's whole stage alive at the peak; rank 0 holds most."""
     m = work.micro_batches[:, None]
-    rank = np.arange(pp)[None, :]
+    rank, vpp = np.arange(pp)[None, :], work.batch.vpp[:, None]
     one_forward = np.minimum(m, pp - rank)
     chunks = 2 * (pp - rank - 1) + (vpp - 1) * pp + 1
     interleaved = np.minimum(m * vpp, chunks) / vpp

@@ -10,7 +10,7 @@ Axes: N candidates, K layer kinds, P pipeline ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,13 +19,12 @@ from planner.specs.batch import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class StageModel:
-    """Coefficients of N candidates that share one pipeline depth and chunk count.
+    """Coefficients of N candidates that share one pipeline depth.
 
     Step time = m * T_max + bubble_factor * (sum_r T_r - T_max) + p2p + max_r tail_r + constant, with the rank's time
     per micro-batch T_r = sum_k layers_rk * layer_time + recomputed_rk * recompute_time + first/last extras."""
 
     pp: int
-    vpp: int
     micro_batches: FloatArray
     """(N,) micro-batches of a step and replica."""
     bubble_factor: FloatArray
@@ -98,11 +97,6 @@ class StageModel:
 
     def __len__(self) -> int:
         return len(self.micro_batches)
-
-    def row(self, index: int) -> StageModel:
-        """A model of one candidate."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return StageModel(**{k: v if k in ("pp", "vpp") else v[index : index + 1] for k, v in values.items()})
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ class Step:
 
     work: Work
     pp: int
-    vpp: int
 
     @cached_property
     def groups(self) -> Groups:
@@ -251,7 +250,7 @@ class Step:
     def window_share(self) -> FloatArray:
         if self.work.context.backend.habits.data_parallel_overlap == "last-micro-batch":
             last_group = np.minimum(self.work.micro_batches, self.pp)
-            return _LAST_MICRO_BATCH_WINDOW * (last_group * (self.vpp - 1.0) + 1.0) / self.vpp
+            return _LAST_MICRO_BATCH_WINDOW * (last_group * (self.work.batch.vpp - 1.0) + 1.0) / self.work.batch.vpp
         overlapped = self.work.context.backend.habits.overlapped_stages
         share = np.array([w if stage in overlapped else 0.0 for stage, w in enumerate(_LAYER_WISE_WINDOW)])
         return share[self.work.batch.zero_stage]
@@ -283,7 +282,6 @@ class Step:
         average = sum((t.once for t in self.layer_traffic), self.work.zeros()) / len(self.layer_traffic) * even
         return StageModel(
             pp=self.pp,
-            vpp=self.vpp,
             micro_batches=self.work.micro_batches,
             bubble_factor=pipeline.bubble_factor(self.work),
             layer_time_s=slow * self.layer_time_s,
@@ -323,7 +321,7 @@ class Step:
             "layer_activation_bytes": self.activation_bytes,
             "recompute_saved_bytes": self.recompute_saved_bytes,
             "first_activation_bytes": 8.0 * self.work.tokens,
-            "in_flight": pipeline.in_flight(self.work, self.pp, self.vpp),
+            "in_flight": pipeline.in_flight(self.work, self.pp),
             "fixed_bytes": sum(self.buffers.values(), self.work.zeros()) + self.layer_transient,
             "last_fixed_bytes": np.maximum(self.loss_transient - self.layer_transient, 0.0)
             + final_norm

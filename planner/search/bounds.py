@@ -112,7 +112,7 @@ def quick_bound(inner: Inner, needs: Needs) -> FloatArray:
         return _fixed_bound(inner, needs)
     model = inner.model
     pipeline = _pipeline(inner, _slowest(inner), _least_total(inner, needs))
-    return pipeline + _tail(inner, needs) + model.constant_time_s
+    return pipeline + _tail(inner, needs).least + model.constant_time_s
 
 
 def core_bound(inner: Inner) -> FloatArray:
@@ -135,12 +135,14 @@ def full_bound(inner: Inner, loose: Needs) -> Bound:
     needs = needs_of(inner, loose)
     if not inner.group.free:
         return Bound(_fixed_bound(inner, needs), needs)
-    pipeline = _levels(inner, needs, None)
+    tail = _tail(inner, needs)
+    bound = _levels(inner, needs, None, tail)
     if len(inner.totals) > 1:
-        pipeline = np.maximum(pipeline, _pipeline(inner, _slowest(inner), _least_total(inner, needs)))
+        least = _pipeline(inner, _slowest(inner), _least_total(inner, needs)) + tail.least
+        bound = np.maximum(bound, least)
         for kind in range(len(inner.totals)):
-            pipeline = np.maximum(pipeline, _levels(inner, needs, kind))
-    return Bound(pipeline + _tail(inner, needs) + inner.model.constant_time_s, needs)
+            bound = np.maximum(bound, _levels(inner, needs, kind, tail))
+    return Bound(bound + inner.model.constant_time_s, needs)
 
 
 def _fixed_bound(inner: Inner, needs: Needs) -> FloatArray:
@@ -191,9 +193,33 @@ def _least_total(inner: Inner, needs: Needs) -> FloatArray:
     return np.asarray(layers * inner.model.recompute_time_s.min(axis=1))
 
 
-def _tail(inner: Inner, needs: Needs) -> FloatArray:
-    """(N,) least longest tail: optimizer step with the traffic that nothing hides, or with all traffic less its
-    window."""
+@dataclass(frozen=True)
+class _Tail:
+    """The longest tail of a rank: at least ``least``, more where ranks must hold or may only hold so many layers."""
+
+    least: FloatArray
+    """(N,)"""
+    work: FloatArray
+    """(N, 1) optimizer time of a layer."""
+    work_ends: FloatArray
+    """(N, P) the same of what else a rank holds, and the traffic that nothing hides."""
+    exposed: FloatArray
+    """(N, 1) traffic of a layer less the window it brings, and its optimizer time."""
+    exposed_ends: FloatArray
+    alike: bool
+    """All layers are of one kind; otherwise only ``least`` is known."""
+
+    def at(self, fewest: IntArray, most: IntArray) -> FloatArray:
+        """(N,) when every rank holds between ``fewest`` and ``most`` (N, P) layers."""
+        if not self.alike:
+            return self.least
+        floor = (self.work * fewest + self.work_ends).max(axis=1)
+        rest = self.exposed * np.where(self.exposed < 0, most, fewest) + self.exposed_ends
+        return np.maximum(self.least, np.maximum(floor, rest.max(axis=1)))
+
+
+def _tail(inner: Inner, needs: Needs) -> _Tail:
+    """Least longest tail: optimizer step with the traffic that nothing hides, or with all traffic less its window."""
     model = inner.model
     low, high = inner.fraction(needs.step), inner.fraction(needs.most_steps)
 
@@ -204,18 +230,31 @@ def _tail(inner: Inner, needs: Needs) -> FloatArray:
     work = model.layer_optimizer_time_s + offloaded(model.layer_offload_time_s)
     first = model.first_optimizer_time_s + offloaded(model.first_offload_time_s)
     last = model.last_optimizer_time_s + offloaded(model.last_offload_time_s)
-    floor = _least_over_kinds(inner, work, ends_by_kind(inner, first, last, model.reduce_floor_s), inner.group.vpp)
     share = model.reduce_window_share
     window = share[:, None] * (model.layer_time_s + model.recompute_time_s)
     exposed = model.layer_reduce_time_s - window + work
-    ends = ends_by_kind(
-        inner,
-        first + model.first_reduce_time_s - share * model.first_time_s,
-        last + model.last_reduce_time_s - share * model.last_time_s,
-    )
+    first_exposed = first + model.first_reduce_time_s - share * model.first_time_s
+    last_exposed = last + model.last_reduce_time_s - share * model.last_time_s
+    floor = _least_over_kinds(inner, work, ends_by_kind(inner, first, last, model.reduce_floor_s), inner.group.vpp)
     hidden = (exposed < 0).any(axis=1)
+    ends = ends_by_kind(inner, first_exposed, last_exposed)
     rest = _least_over_kinds(inner, np.maximum(exposed, 0.0), ends, inner.group.vpp)
-    return np.maximum(floor, np.where(hidden, -np.inf, rest))
+    return _Tail(
+        least=np.maximum(floor, np.where(hidden, -np.inf, rest)),
+        work=work,
+        work_ends=_on_ranks(inner, first, last) + model.reduce_floor_s[:, None],
+        exposed=exposed,
+        exposed_ends=_on_ranks(inner, first_exposed, last_exposed),
+        alike=len(inner.totals) == 1,
+    )
+
+
+def _on_ranks(inner: Inner, first: FloatArray, last: FloatArray) -> FloatArray:
+    """(N, P) what the ends add on each rank."""
+    out = np.zeros((len(inner), inner.group.pp))
+    out[:, 0] += first
+    out[:, -1] += last
+    return out
 
 
 def _rates(inner: Inner, kind: int | None) -> tuple[FloatArray, FloatArray]:
@@ -231,20 +270,18 @@ def _rates(inner: Inner, kind: int | None) -> tuple[FloatArray, FloatArray]:
     return model.layer_time_s[:, kind : kind + 1], whole.min(axis=1)[:, None]
 
 
-def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
-    """(N,) pipeline bound from the layers of one kind (None: all): memory caps the ranks, a slower rank spares
-    recomputation.
+def _levels(inner: Inner, needs: Needs, kind: int | None, tail: _Tail) -> FloatArray:
+    """(N,) bound of pipeline and tail from the layers of one kind (None: all), infinite where memory cannot hold them.
 
-    Level by level of the slowest rank: at each, every rank holds at most what the level and its memory allow, which
-    leaves that many layers to recompute; beyond the last level tried only the loosest total is certain.
+    Level by level of the slowest rank: at each, every rank holds at most what the level and its memory allow and at
+    least what the others leave, which decides how many layers recompute and how long the tails are; beyond the last
+    level tried only the least of both is certain.
     """
     model, group = inner.model, inner.group
     everything = np.full(len(inner), inner.max_recomputed)
     caps = np.maximum(rank_caps(inner, kind, everything, inner.fraction(needs.most_steps)), 0)
     layers, least = (inner.layers, group.vpp) if kind is None else (int(inner.totals[kind]), 0)
-    ends = np.zeros((len(inner), group.pp))
-    ends[:, 0] += model.first_time_s
-    ends[:, -1] += model.last_time_s
+    ends = _on_ranks(inner, model.first_time_s, model.last_time_s)
     slope, again = _rates(inner, kind)
     # A rank with l layers recomputes at least min(l, spread) of them: one stage holds the surplus, or few layers are
     # missing.
@@ -267,19 +304,19 @@ def _levels(inner: Inner, needs: Needs, kind: int | None) -> FloatArray:
     level = least_where(lowest, highest, enough, following)
     impossible = ~np.isfinite(level)
     level = np.where(impossible, 0.0, level)
-    if not group.counted.any():
-        return np.where(impossible, np.inf, _pipeline(inner, level, np.zeros(len(inner))))
     loosest = _least_total(inner, needs)
     cheapest = model.recompute_time_s.min(axis=1)
     best = np.full(len(inner), np.inf)
-    for _ in range(LEVELS):
+    for _ in range(LEVELS if group.counted.any() else 1):
         most = most_at(level)
         slack = most.sum(axis=1) - layers
         total = np.minimum(most, spread).sum(axis=1) - np.maximum(slack, 0)
         recomputed = np.maximum(loosest, total * cheapest)
-        best = np.where(slack >= 0, np.minimum(best, _pipeline(inner, level, recomputed)), best)
+        held_least = np.maximum(most - slack[:, None], 0)
+        reached = _pipeline(inner, level, recomputed) + tail.at(held_least, most)
+        best = np.where(slack >= 0, np.minimum(best, reached), best)
         level = next_level(slope, again, spread, ends, most, caps)
-    best = np.minimum(best, _pipeline(inner, level, loosest))
+    best = np.minimum(best, _pipeline(inner, level, loosest) + tail.least)
     return np.where(impossible, np.inf, best)
 
 

@@ -7,7 +7,7 @@ few rows that survive.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from planner.cost.evaluate import CostContext
 from planner.search.bounds import Needs, core_bound, fits_at_all, full_bound, memory_bound, quick_bound
 from planner.search.incumbent import Incumbents, construct
-from planner.search.inner import Inner, prepare
+from planner.search.inner import Inner, prepare, prepare_together
 from planner.search.space import Group, Space
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 
@@ -73,10 +73,7 @@ class Frontier:
         """Bound every core, then the variants of those that may matter, and keep the survivors."""
         codes = MeshCodes(space)
         cores: list[tuple[float, int, Group, FloatArray]] = []
-        for core in space.cores:
-            rows = self._rows(core)
-            bounds = [self._core_bound(core.take(slice(start, start + rows))) for start in range(0, len(core), rows)]
-            bound = np.concatenate(bounds)
+        for core, bound in self._core_bounds(space):
             order = np.argsort(bound, kind="stable")
             cores.append((float(bound.min()), len(cores), core.take(order), bound[order]))
         for _, _, core, bound in sorted(cores, key=lambda item: item[:2]):
@@ -89,10 +86,27 @@ class Frontier:
     def _rows(self, group: Group) -> int:
         return int(np.clip(CHUNK_ELEMENTS // group.pp, 256, CHUNK_ROWS))
 
-    def _core_bound(self, core: Group) -> FloatArray:
+    def _core_bounds(self, space: Space) -> Iterator[tuple[Group, FloatArray]]:
+        """Every group of cores with its bounds; small groups of one pipeline depth are priced together."""
         if self.minimise_memory:
-            return np.zeros(len(core))
-        return core_bound(prepare(self.context, core))
+            yield from ((core, np.zeros(len(core))) for core in space.cores)
+            return
+        bundle: list[Group] = []
+        for core in sorted(space.cores, key=lambda group: (group.pp, group.vpp)):
+            rows = self._rows(core)
+            if bundle and (bundle[0].pp != core.pp or sum(map(len, bundle)) + len(core) > rows):
+                yield from self._bundle_bounds(bundle)
+                bundle = []
+            if len(core) <= rows:
+                bundle.append(core)
+            else:
+                parts = (core.take(slice(start, start + rows)) for start in range(0, len(core), rows))
+                yield core, np.concatenate([core_bound(prepare(self.context, part)) for part in parts])
+        yield from self._bundle_bounds(bundle)
+
+    def _bundle_bounds(self, bundle: list[Group]) -> Iterator[tuple[Group, FloatArray]]:
+        for inner in prepare_together(self.context, bundle) if bundle else ():
+            yield inner.group, core_bound(inner)
 
     def _core(self, space: Space, core: Group, bound: FloatArray, codes: MeshCodes) -> bool:
         """Variants of a group of cores, best bounds first; false when the time is up."""

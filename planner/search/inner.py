@@ -6,6 +6,7 @@ constraint model and constructions see one form: N recomputed layers of each vir
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -105,7 +106,7 @@ class Inner:
 def take_rows(model: StageModel, rows: Any) -> StageModel:
     """The candidates at ``rows``."""
     values = {f.name: getattr(model, f.name) for f in fields(model)}
-    return StageModel(**{name: value if name in ("pp", "vpp") else value[rows] for name, value in values.items()})
+    return StageModel(**{name: value if name == "pp" else value[rows] for name, value in values.items()})
 
 
 def counts(inner: Inner, layouts: IntArray, recomputed: IntArray) -> tuple[IntArray, IntArray]:
@@ -122,6 +123,16 @@ def counts(inner: Inner, layouts: IntArray, recomputed: IntArray) -> tuple[IntAr
 def prepare(context: CostContext, group: Group) -> Inner:
     """Coefficients of all candidates of a group, folded."""
     return fold(stage_model(context, group.batch), context, group)
+
+
+def prepare_together(context: CostContext, groups: Sequence[Group]) -> Iterator[Inner]:
+    """``prepare`` for several groups of one pipeline depth, priced in one go."""
+    model = stage_model(context, StrategyBatch.concatenate([group.batch for group in groups]))
+    start = 0
+    for group in groups:
+        rows = slice(start, start + len(group))
+        yield fold(take_rows(model, rows), context, group)
+        start = rows.stop
 
 
 def fold(model: StageModel, context: CostContext, group: Group) -> Inner:

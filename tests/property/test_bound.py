@@ -56,7 +56,7 @@ def candidates(draw: st.DrawFn) -> Inner:
     activation = row(2 * GIB, count, 0.1)
     state = row(4 * GIB, count, 0.2)
     model = StageModel(
-        pp=pp, vpp=vpp, micro_batches=np.array([float(draw(st.integers(1, 9)))]),
+        pp=pp, micro_batches=np.array([float(draw(st.integers(1, 9)))]),
         bubble_factor=np.array([draw(st.sampled_from([1.0, 0.5, 1 / 3]))]),
         layer_time_s=row(0.1, count, 0.1), recompute_time_s=row(0.05, count, 0.02), first_time_s=row(0.05),
         last_time_s=row(0.3), p2p_time_s=row(0.01), constant_time_s=row(0.01), layer_reduce_time_s=row(0.2, count),

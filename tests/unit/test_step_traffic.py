@@ -19,7 +19,7 @@ CPU = DEVICES.index("cpu")
 
 def step(context: CostContext, **columns: Any) -> Step:
     plan = strategy(context, **columns)
-    return Step(Work(context, plan), int(plan.pp[0]), int(plan.vpp[0]))
+    return Step(Work(context, plan), int(plan.pp[0]))
 
 
 def test_chunks_widen_the_window() -> None:
