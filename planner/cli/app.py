@@ -5,8 +5,10 @@ No decision is taken here.  Heavy modules are imported inside the commands, so t
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,8 +112,7 @@ def suggest(
         top=top,
         time_limit_s=time_limit,
     )
-    if out is not None:
-        service.check_output(out, launcher)
+    service.check_output(out, launcher)
     interrupted = False
     with console.progress(quiet=as_json) as report:
         try:
@@ -127,6 +128,7 @@ def suggest(
 
 @app.command()
 def estimate(
+    context: typer.Context,
     plan: Annotated[
         Path | None, typer.Argument(help="A plan.json to estimate again, instead of options.", metavar="[PLAN.json]")
     ] = None,
@@ -140,6 +142,7 @@ def estimate(
     etp: o.Etp = None,
     zero_stage: o.ZeroStage = None,
     shard_degree: o.ShardDegree = None,
+    secondary_shard_degree: o.SecondaryShardDegree = None,
     micro_batch: o.MicroBatch = 1,
     sequence_parallel: o.SequenceParallel = None,
     schedule: o.Schedule = None,
@@ -169,7 +172,7 @@ def estimate(
     from planner import service
 
     if plan is not None:
-        _only_plan(model, gpu, gpus, nodes, cluster)
+        _only_plan(context)
         document = service.estimate_document(service.load_plan(plan))
     else:
         if model is None:
@@ -189,6 +192,7 @@ def estimate(
                 etp=etp,
                 zero_stage=zero_stage,
                 shard_degree=shard_degree,
+                secondary_shard_degree=secondary_shard_degree,
                 micro_batch=micro_batch,
                 sequence_parallel=sequence_parallel,
                 schedule=schedule,
@@ -224,7 +228,7 @@ def render(
     if as_json:
         problems.print_json({"files": files, "written": [str(path) for path in written]})
     elif out is not None:
-        output.print_written(written)
+        output.print_written(written, document.request.cluster.nodes)
     else:
         output.print_files(files)
 
@@ -321,13 +325,22 @@ def _job(
     )
 
 
-def _only_plan(*options: object) -> None:
-    if any(option is not None for option in options):
-        raise InputError(
-            "a plan.json holds model and machines already",
-            where="PLAN.json",
-            hint="give either the file or the options",
-        )
+WITH_A_PLAN = ("plan", "as_json", "debug")
+"""Parameters of estimate that mean something beside a plan.json."""
+
+
+def _only_plan(context: typer.Context) -> None:
+    """Refuse options that a plan.json would silently overrule."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in WITH_A_PLAN and source is not None and source.name == "COMMANDLINE":
+            raise InputError(
+                "a plan.json holds model, machines, job and strategy already",
+                where="PLAN.json",
+                got=f"{parameter.opts[0]} beside it",
+                hint="give either the file or the options",
+            )
 
 
 def _print(document: PlanDocument, as_json: bool, written: Sequence[Path]) -> None:
@@ -351,6 +364,8 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as problem:
         if debug:
             _traceback(problem)
+        if isinstance(problem, OSError) and problem.errno in OUTPUT_LOST:
+            return _lost(problem)
         return _report(_expected(problem), as_json)
 
 
@@ -374,6 +389,26 @@ def _expected(problem: Exception) -> PlannerError:
     )
 
 
+OUTPUT_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+"""A full disk or a reader that has gone; the planner's own files are written by code that reports on them itself."""
+
+
+def _lost(problem: OSError) -> int:
+    """Standard output takes nothing more: said on stderr even with --json, and not again when Python flushes at its
+    end."""
+    from planner.cli import problems
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    error = InputError(
+        f"the output cannot be written: {problem.strerror}",
+        where="standard output",
+        hint="write to a disk with free space, or keep the reading program open",
+    )
+    if problem.errno != errno.EPIPE:
+        problems.print_error(error)
+    return error.exit_code
+
+
 def _report(error: PlannerError, as_json: bool) -> int:
     from planner.cli import problems
 
@@ -391,4 +426,9 @@ def main() -> None:
     # A name that the terminal's encoding lacks is shown escaped instead of ending in an encoding error.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError as problem:
+        code = _lost(problem)
+    sys.exit(code)

@@ -39,7 +39,10 @@ def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
         ("max seq", "right"),
         ("aliases", "left"),
     ]
-    stdout().print(table(headers, cells))
+    stdout().print(table(headers, cells) if cells else NOTHING_FOUND)
+
+
+NOTHING_FOUND = "Nothing has this text in its name; without it, everything is listed."
 
 
 def print_gpus(rows: Sequence[Row]) -> None:

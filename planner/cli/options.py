@@ -68,14 +68,28 @@ Launcher = Annotated[
 Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", rich_help_panel=STRATEGY)]
 Pp = Annotated[int, typer.Option("--pp", help="Pipeline stages.", rich_help_panel=STRATEGY)]
 Vpp = Annotated[int, typer.Option("--vpp", help="Model chunks of a pipeline rank.", rich_help_panel=STRATEGY)]
-Cp = Annotated[int, typer.Option("--cp", help="Context-parallel (Ulysses) ranks.", rich_help_panel=STRATEGY)]
+Cp = Annotated[
+    int,
+    typer.Option(
+        "--cp", help="Context-parallel ranks, which share one sequence (DeepSpeed: Ulysses).", rich_help_panel=STRATEGY
+    ),
+]
 Ep = Annotated[int, typer.Option("--ep", help="Expert-parallel ranks.", rich_help_panel=STRATEGY)]
 Etp = Annotated[int | None, typer.Option("--etp", help="Tensor-parallel ranks of an expert.", rich_help_panel=STRATEGY)]
 ZeroStage = Annotated[
-    int | None, typer.Option("--zero-stage", help="0, 1, 2 or 3 (FSDP: 3).", rich_help_panel=STRATEGY)
+    int | None,
+    typer.Option("--zero-stage", help="0, 1, 2 or 3 (Megatron-LM: 0, 1; FSDP: 0, 2, 3).", rich_help_panel=STRATEGY),
 ]
 ShardDegree = Annotated[
     int | None, typer.Option("--shard-degree", help="GPUs that ZeRO shards over.", rich_help_panel=STRATEGY)
+]
+SecondaryShardDegree = Annotated[
+    int | None,
+    typer.Option(
+        "--secondary-shard-degree",
+        help="GPUs that hold a second, nearer copy of the weights (DeepSpeed hpZ).",
+        rich_help_panel=STRATEGY,
+    ),
 ]
 MicroBatch = Annotated[int, typer.Option("--micro-batch", help="Sequences of a micro-batch.", rich_help_panel=STRATEGY)]
 SequenceParallel = Annotated[
@@ -83,7 +97,7 @@ SequenceParallel = Annotated[
     typer.Option("--sequence-parallel/--no-sequence-parallel", help="Default: with tp > 1.", rich_help_panel=STRATEGY),
 ]
 Schedule = Annotated[
-    str | None, typer.Option("--schedule", help="gpipe, 1f1b, interleaved or zb-h1.", rich_help_panel=STRATEGY)
+    str | None, typer.Option("--schedule", help="1f1b, or interleaved with --vpp.", rich_help_panel=STRATEGY)
 ]
 Recompute = Annotated[
     str,

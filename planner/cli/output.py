@@ -5,6 +5,7 @@ Reads top-down: verdict, ranked plans, where memory and time go, why, assumption
 
 from __future__ import annotations
 
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,8 @@ def strategy_text(plan: Plan) -> str:
         words.insert(1, "+ SP")
     text = f"{plan.backend}: {', '.join(words) or 'one GPU'}".replace(", + SP", " + SP")
     text += f", ZeRO {s.zero_stage}" + (f" over {s.shard_degree}" if s.shard_degree > 1 else "")
+    if s.secondary_shard_degree:
+        text += f" (second shard over {s.secondary_shard_degree})"
     text += f", micro-batch {s.micro_batch} x {s.grad_accum}, recompute {recompute_text(s.recompute)}"
     return text + (f", offload {offload_text(s)}" if s.offload.device != "none" else "")
 
@@ -233,7 +236,7 @@ def _search_line(console: Console, document: PlanDocument) -> None:
 
 def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> None:
     if written:
-        print_written(written)
+        print_written(written, document.request.cluster.nodes)
         return
     if document.best.estimate.fits and document.search.status != "estimated":
         command = "add --out FOLDER to write the launch files, or --json > plan.json for `planner render plan.json`"
@@ -242,17 +245,22 @@ def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> 
     console.print(Text(f"\nNext: {command}", style="cyan"))
 
 
-def print_written(written: Sequence[Path]) -> None:
+def print_written(written: Sequence[Path], nodes: int) -> None:
     """The files that were written and how to start."""
     console = stdout()
     console.print(Text("\nWritten:"))
     for path in sorted(written):
         console.print(Text(f"  {path}", style="cyan"), soft_wrap=True)
-    scripts = [path for path in written if path.suffix in (".sh", ".sbatch")]
-    slurm = [path for path in scripts if path.suffix == ".sbatch"]
-    if scripts:
-        start = f"sbatch {slurm[0]}" if slurm else f"bash {scripts[0]}   # on every node"
-        console.print(Text(f"Next: {start}", style="cyan"), soft_wrap=True)
+    names = {path.name: path for path in written}
+    script = names.get("job.sbatch") or names.get("launch.sh")
+    if script is not None:
+        # Both scripts look for their neighbours: the job file in the folder it is submitted from.
+        start = f"cd {shlex.quote(str(script.parent))} && "
+        start += "sbatch job.sbatch" if script.name == "job.sbatch" else "./launch.sh"
+        if nodes > 1 and script.name != "job.sbatch":
+            start += "   # on every node"
+        console.print(Text("Next: README.md says what to install and to set; then", style="cyan"))
+        console.print(Text(f"  {start}", style="cyan"), soft_wrap=True)
 
 
 def print_files(files: Mapping[str, str]) -> None:

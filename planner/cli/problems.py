@@ -17,6 +17,8 @@ from planner.units import gib
 
 SHOWN_RULES = 5
 """Rules that an error lists for each framework; JSON has them all."""
+SHOWN_REASONS = 2
+"""Of these, the ones that are quoted where no candidate was legal."""
 
 
 def print_json(document: Any) -> None:
@@ -45,6 +47,10 @@ def _print_details(console: Console, details: Mapping[str, Any]) -> None:
     for name, rejected in details.get("rejected", {}).items():
         counts = [f"{rule} {times:,}" for rule, times in list(rejected.items())[:SHOWN_RULES]]
         _line(console, f"{name}: rejected by {', '.join(counts)}" if counts else f"{name}: no candidates")
+        if name not in details.get("nearest", {}):
+            # Nothing came near the memory limit, so the rules themselves are the answer.
+            for reason in list(details.get("reasons", {}).get(name, {}).values())[:SHOWN_REASONS]:
+                _line(console, f"{name}: {reason}")
     for change in details.get("relaxations", ()):
         _line(console, f"would work: {change}")
 

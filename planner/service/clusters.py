@@ -22,6 +22,9 @@ from planner.specs.plan import Assumption
 from planner.units import BITS_PER_BYTE, GB, GIB
 
 GPU_HINT = "name an accelerator of `planner gpus`, for example --gpu h100"
+LEAST = 0.001
+"""Least rate (Gbit/s, GB/s) or size (GiB) that is taken; smaller ones are slips, and round to nothing in bytes.
+Only a price can be zero: that of one's own machines."""
 DEVICE_OVERHEAD_NOTE = "what an allocator can reach on this accelerator"
 
 
@@ -38,15 +41,15 @@ class ClusterFile(Spec):
     domain_gpus: int | None = Field(default=None, gt=0, le=100_000)
     """GPUs joined by the fast links."""
     nics_per_node: int | None = Field(default=None, gt=0, le=1024)
-    nic_gbps: float | None = Field(default=None, gt=0, le=100_000)
+    nic_gbps: float | None = Field(default=None, ge=LEAST, le=100_000)
     """Line rate of one NIC, Gbit/s, one direction."""
     oversubscription: float | None = Field(default=None, ge=1, le=1000)
-    memory_gib_per_gpu: float | None = Field(default=None, gt=0, le=100_000)
-    host_memory_gib: float | None = Field(default=None, gt=0, le=10_000_000)
+    memory_gib_per_gpu: float | None = Field(default=None, ge=LEAST, le=100_000)
+    host_memory_gib: float | None = Field(default=None, ge=LEAST, le=10_000_000)
     """Host memory of a node."""
     host_cores: int | None = Field(default=None, gt=0, le=100_000)
     """Host cores of a node."""
-    nvme_gb_per_s: float | None = Field(default=None, gt=0, le=10_000)
+    nvme_gb_per_s: float | None = Field(default=None, ge=LEAST, le=10_000)
     """Sustained NVMe write rate of a node, GB/s."""
     price_usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1_000_000)
 
@@ -83,9 +86,9 @@ def _merged(given: ClusterInput) -> ClusterFile:
         "nodes": _whole(given.nodes, "--nodes", MAX_GPUS),
         "gpus_per_node": _whole(given.gpus_per_node, "--gpus-per-node", 1024),
         "nics_per_node": _whole(given.nics, "--nics", 1024),
-        "nic_gbps": _real(given.nic_gbps, "--nic-gbps", 0, 100_000),
+        "nic_gbps": _real(given.nic_gbps, "--nic-gbps", LEAST, 100_000),
         "oversubscription": _real(given.oversubscription, "--oversubscription", 1, 1000),
-        "host_memory_gib": _real(given.host_memory_gib, "--host-memory-gib", 0, 10_000_000),
+        "host_memory_gib": _real(given.host_memory_gib, "--host-memory-gib", LEAST, 10_000_000),
         "price_usd_per_gpu_hour": _real(given.price, "--price", 0, 1_000_000),
     }
     options = {field: value for field, value in checked.items() if value is not None}
@@ -100,8 +103,7 @@ def _whole(value: int | None, where: str, high: int) -> int | None:
 
 
 def _real(value: float | None, where: str, low: float, high: float) -> float | None:
-    # A price of zero is one's own machine; nothing else here can be zero.
-    return None if value is None else checked_float(value, where, low, high, above=low == 0 and where != "--price")
+    return None if value is None else checked_float(value, where, low, high)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def load_plan(path: Path) -> PlanDocument:
 def _check_consistent(document: PlanDocument, path: Path) -> None:
     """A document edited by hand must still be about its own cluster and job."""
     strategy, request = document.best.strategy, document.request
-    pairs = (
+    pairs: tuple[tuple[str, int | str, str, int | str], ...] = (
         ("tp * pp * cp * dp", strategy.gpus, "request.cluster.gpus", request.cluster.gpus),
         ("strategy.global_batch", strategy.global_batch, "request.job.global_batch", request.job.global_batch),
         ("strategy.seq_len", strategy.seq_len, "request.job.seq_len", request.job.seq_len),
@@ -110,6 +110,7 @@ def _check_consistent(document: PlanDocument, path: Path) -> None:
             "strategy.global_batch",
             strategy.global_batch,
         ),
+        ("strategy.precision", strategy.precision, "request.job.precision", request.job.precision),
         ("sum(layers_per_stage)", sum(strategy.layers_per_stage), "request.model.layers", request.model.layers),
     )
     for left, value, right, expected in pairs:

@@ -41,21 +41,43 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
         },
         "relaxations": changes,
     }
+    reasons = {name: _reasons(name, outcome.rejected) for name, outcome in outcomes.items()}
+    details["reasons"] = {name: found for name, found in reasons.items() if found}
     pinned = f" with {', '.join(f'{name}={value}' for name, value in request.pins.items())}" if request.pins else ""
     return InfeasibleError(
         f"no strategy of {', '.join(outcomes)} fits {request.model.name} on {cluster.gpus} x "
         f"{cluster.accelerator.id}{pinned}",
         details=details,
-        hint=next(iter(changes), "more GPUs, a shorter --seq-len, fewer pins or a larger accelerator are needed"),
+        hint=next(iter(changes), NOTHING_TRIED_HELPS if details["nearest"] else RULES_FORBID_IT),
     )
 
 
+NOTHING_TRIED_HELPS = (
+    "no single change that was tried helps (each pin left open, another framework, more GPUs, shorter sequences): "
+    "change what the nearest miss lacks"
+)
+RULES_FORBID_IT = "the rules above refuse every candidate: change the model, the accelerator or the batch they speak of"
+
+
+def _reasons(name: str, rejected: Mapping[str, int]) -> dict[str, str]:
+    """The sentences of the rules that refused candidates, the most frequent first."""
+    sentences = {rule.id: rule.reason for rule in get_backend(name).rules}
+    return {rule: sentences[rule] for rule in _by_count(rejected) if rule in sentences}
+
+
+LEAST = {"gpus": min, "seq_len": max}
+"""Of several frameworks' values for one of these only the one nearest to the question is told."""
+
+
 def _least_changes(changes: Iterable[Relaxation]) -> list[str]:
-    """Sentences, each once; of several frameworks' numbers of GPUs only the smallest."""
+    """Sentences, each once; of several frameworks' numbers of GPUs or sequence lengths only the least change."""
     kept: dict[str, Relaxation] = {}
     for change in changes:
-        key = change.field if change.field == "gpus" else change.text
-        if key not in kept or (key == "gpus" and int(change.value) < int(kept[key].value)):
+        better = LEAST.get(change.field)
+        key = change.text if better is None else change.field
+        if key not in kept or (
+            better is not None and int(change.value) == better(map(int, (change.value, kept[key].value)))
+        ):
             kept[key] = change
     return [change.text for change in kept.values()]
 

@@ -211,6 +211,29 @@ def input_error(problem: ValidationError, where: str, known: Iterable[str] = ())
             allowed=", ".join(names) or None,
             hint=f"did you mean {near[0]}?" if near else "remove the field",
         )
+    if first["type"] == "missing":
+        return InputError(
+            "this field is missing",
+            where=place,
+            allowed=", ".join(names) or None,
+            hint=f"add {field}, or check the file",
+        )
     message = first["msg"].removeprefix("Value error, ")
     got = None if isinstance(first.get("input"), Mapping) else shown(first.get("input"))
-    return InputError(message[:1].lower() + message[1:], where=place, got=got, hint=f"correct {field or where}")
+    return InputError(
+        message[:1].lower() + message[1:],
+        where=place,
+        got=got,
+        allowed=_TYPES.get(first["type"].removesuffix("_type")),
+        hint=f"correct {field or where}",
+    )
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text (in quotes where YAML would read a number or a date)",
+    "bool": "true or false",
+    "finite_number": "a finite number",
+}
+"""What pydantic's type errors ask for."""

@@ -23,6 +23,9 @@ TOKENS_PER_STEP = ((30e9, 4 * 2**20), (3e9, 2 * 2**20), (0.0, 2**20))
 (arXiv 2407.21783, section 3.4.1) used; smaller models take less."""
 TOKENS_PER_GPU_AND_STEP = 128 * 2**10
 """Few GPUs are not given the batch of a large cluster: at most this many tokens a step for each."""
+WITHOUT_FLASH_ATTENTION = ("volta",)
+"""Architectures older than those that FlashAttention and cuDNN's fused attention run on (FlashAttention-2: Ampere and
+newer, CDNA2 and newer; github.com/Dao-AILab/flash-attention, README)."""
 LEAST_TOKENS_PER_GPU_AND_STEP = 2**10
 """Many GPUs get a larger batch: Llama 3 405B took 16M tokens on 16,384 GPUs (arXiv 2407.21783, table 4)."""
 
@@ -48,7 +51,7 @@ def resolve_job(given: JobInput, model: ModelSpec, cluster: Cluster) -> Resolved
         global_batch=_global_batch(given, model, cluster, seq_len, assumptions),
         precision=_precision(given, cluster.accelerator, assumptions),
         loss=cast(Loss, one_of(given.loss, "--loss", get_args(Loss))),
-        flash_attention=given.flash_attention,
+        flash_attention=_flash_attention(given, cluster.accelerator, assumptions),
         objective=cast(Objective, one_of(given.objective, "--objective", get_args(Objective))),
         memory_margin=checked_float(given.memory_margin, "--memory-margin", 0, 0.95),
     )
@@ -111,6 +114,14 @@ def default_global_batch(model: ModelSpec, gpus: int, seq_len: int) -> int:
     while unit > target and unit % 2 == 0:
         unit //= 2
     return max(1, round(target / unit)) * unit if unit <= target else unit
+
+
+def _flash_attention(given: JobInput, accelerator: Accelerator, assumptions: list[Assumption]) -> bool:
+    if given.flash_attention and accelerator.architecture in WITHOUT_FLASH_ATTENTION:
+        why = f"FlashAttention does not run on {accelerator.id}: the attention scores are materialised"
+        assumptions.append(Assumption(field="job.flash_attention", value=False, why=why))
+        return False
+    return given.flash_attention
 
 
 def supported_precisions(accelerator: Accelerator) -> tuple[str, ...]:

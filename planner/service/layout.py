@@ -74,7 +74,9 @@ def resolve_layout(given: StrategyInput, context: CostContext) -> ResolvedLayout
         dp=dp,
         zero_stage=zero_stage,
         shard_degree=_degree(shard, "shard_degree"),
-        secondary_shard_degree=0,
+        secondary_shard_degree=0
+        if given.secondary_shard_degree is None
+        else checked_int(given.secondary_shard_degree, "--secondary-shard-degree", 2, MAX_DEGREE),
         micro_batch=micro_batch,
         recompute_kind=kind,
         recompute_layers=recomputed,

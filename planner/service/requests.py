@@ -74,6 +74,7 @@ class StrategyInput:
     etp: int | None = None
     zero_stage: int | None = None
     shard_degree: int | None = None
+    secondary_shard_degree: int | None = None
     micro_batch: int = 1
     sequence_parallel: bool | None = None
     schedule: str | None = None

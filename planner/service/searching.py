@@ -6,7 +6,7 @@ Ranks plans of several frameworks by the job's objective and turns "nothing fits
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ def search_backends(
 
 def _search_one(running: _Running, request: Request, name: str, top: int, time_limit_s: float | None) -> None:
     try:
-        outcome = _search(request, name, top, time_limit_s)
+        outcome = _search(request, name, top, time_limit_s, explain=False)
     except (InputError, TimeLimitError) as problem:
         # With several backends a pin that one of them cannot express only rules out that one.
         running.refused[name] = problem
@@ -115,16 +115,37 @@ def _ranked(running: _Running, request: Request, top: int) -> Found:
 
 def _failure(running: _Running, request: Request) -> PlannerError:
     if running.outcomes and not any(isinstance(problem, TimeLimitError) for problem in running.refused.values()):
-        return nothing_found(request, running.outcomes)
-    return next(iter(running.refused.values()))
+        # Only now that nothing fits anywhere are the nearest miss and the changes that help worth their search.
+        outcomes = {name: _search(request, name, 1, None, explain=True) for name in running.outcomes}
+        return nothing_found(request, outcomes)
+    return _refused_by_all(running.refused)
 
 
-def _search(request: Request, name: str, top: int, time_limit_s: float | None) -> Outcome:
-    # CP-SAT takes most of a second to load, so only a search pays for it.
+def _refused_by_all(refused: Mapping[str, PlannerError]) -> PlannerError:
+    """One error for a question that every framework refused, with what each of them allows."""
+    problems = list(refused.values())
+    first = problems[0]
+    same_place = len({problem.where for problem in problems}) == 1
+    if not isinstance(first, InputError) or not same_place or len({problem.message for problem in problems}) == 1:
+        return first
+    # Their messages begin alike: "tp=3 is not possible: ...".
+    heads, _, _ = zip(*(problem.message.partition(": ") for problem in problems), strict=True)
+    shared = f"{heads[0]}: " if len(set(heads)) == 1 else ""
+    return InputError(
+        shared + "; ".join(dict.fromkeys(problem.message.removeprefix(shared) for problem in problems)),
+        where=first.where,
+        got=first.got,
+        allowed="; ".join(f"{name}: {problem.allowed}" for name, problem in refused.items() if problem.allowed) or None,
+        hint=first.hint,
+    )
+
+
+def _search(request: Request, name: str, top: int, time_limit_s: float | None, *, explain: bool) -> Outcome:
+    # The search and its numpy are loaded when the first one runs.
     from planner.search.engine import Problem, search
 
     context = CostContext(request.model, request.cluster, request.job, get_backend(name))
-    return search(Problem(context, request.pins), top=top, time_limit_s=time_limit_s)
+    return search(Problem(context, request.pins), top=top, time_limit_s=time_limit_s, explain=explain)
 
 
 def _plans(request: Request, name: str, outcome: Outcome) -> list[Plan]:

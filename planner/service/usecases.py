@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
+from planner import __version__
 from planner.backends import BACKENDS, get_backend
 from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.evaluate import CostContext
@@ -91,7 +92,7 @@ def estimate(
     backend: str = "megatron",
 ) -> PlanDocument:
     """Step time and memory of a stated strategy, by the code that the search uses; the answer says whether it fits."""
-    chosen = get_backend(backend)
+    chosen = get_backend(one_of(backend, "--backend", BACKENDS))
     question = _Question(model, cluster, job)
     context = CostContext(question.model, question.cluster, question.job, chosen)
     layout = resolve_layout(strategy, context)
@@ -133,21 +134,35 @@ def _context_of(document: PlanDocument) -> CostContext:
 
 
 def render_document(document: PlanDocument, *, launcher: str = "torchrun") -> dict[str, str]:
-    """The files that start the best plan of a document: relative path -> text.  Refuses a plan that breaks a rule."""
+    """The files that start the best plan of a document: relative path -> text.  Refuses a plan that breaks a rule.
+
+    Figures of another strategy or version (an edited or old document) are replaced, so that the guide beside the files
+    speaks of what they start.
+    """
     from planner.render import render_plan
 
-    context = _context_of(document)
-    check_rules(context, from_strategy(document.best.strategy, context.recompute_kinds))
+    check_output(None, launcher)
+    again = estimate_document(document).best
+    if again.estimate != document.best.estimate:
+        warning = (
+            f"estimated again by planner {__version__}: the figures in the document were of another plan or version"
+        )
+        document = document.model_copy(
+            update={
+                "best": again.model_copy(update={"why": ()}),
+                "warnings": (*document.warnings, warning),
+            }
+        )
     return render_plan(document, launcher=launcher)
 
 
-def check_output(folder: Path, launcher: str) -> None:
-    """Refuse an output folder or launcher that cannot be used, before a search is spent on it."""
+def check_output(folder: Path | None, launcher: str) -> None:
+    """Refuse an output folder (None: no files) or launcher that cannot be used, before a search is spent on it."""
     from planner.render.launch import Launcher
 
     one_of(launcher, "--launcher", get_args(Launcher))
     try:
-        bad = folder.exists() and not folder.is_dir()
+        bad = folder is not None and folder.exists() and not folder.is_dir()
     except (OSError, ValueError):
         bad = True
     if bad:

@@ -24,7 +24,7 @@ def why_best(context: CostContext, row: StrategyBatch, plans: Sequence[Plan]) ->
         *_where_time_goes(best),
         *_what_recompute_buys(context, row),
         *_what_sharding_buys(context, row),
-        *(_why_behind(best, other) for other in plans[1 : 1 + RUNNERS_UP]),
+        *(why_next(best, other) for other in plans[1 : 1 + RUNNERS_UP]),
     )
 
 
@@ -118,7 +118,7 @@ def mesh_text(plan: Plan) -> str:
     return ", ".join([*words, f"ZeRO {s.zero_stage}"])
 
 
-def _why_behind(best: Plan, other: Plan) -> str:
+def why_next(best: Plan, other: Plan) -> str:
     """One sentence on a plan ranked behind: how much slower, and which part of the step makes the difference."""
     step, slower = best.estimate.step_time_s, other.estimate.step_time_s
     head = f"next, {mesh_text(other)}: {duration(slower)}, {percent(abs(slower / step - 1))} "
@@ -126,4 +126,8 @@ def _why_behind(best: Plan, other: Plan) -> str:
     mine, theirs = time_parts(best), time_parts(other)
     more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in (*mine, *theirs)}
     name, seconds = max(more.items(), key=lambda item: item[1])
-    return head + (f" ({name} +{duration(seconds)})" if seconds > NOTABLE_SHARE * step else "")
+    if seconds <= NOTABLE_SHARE * step:
+        return head
+    # The parts are those of the slowest stage: arithmetic that grows by more than the step belongs to another stage.
+    moved = name not in LOSSES and seconds > slower - step and max(best.strategy.pp, other.strategy.pp) > 1
+    return head + f" ({'another stage is the slowest: ' if moved else ''}{name} +{duration(seconds)})"

@@ -8,4 +8,5 @@ from pydantic import BaseModel, ConfigDict
 class Spec(BaseModel):
     """A frozen record that refuses unknown fields; field docstrings become the descriptions of the JSON schema."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Numbers are finite: JSON has no others, and a figure that overflowed is wrong.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -133,15 +133,15 @@ class Cluster(Spec):
     domain_gpus: int = Field(gt=0, le=100_000)
     """GPUs that share the fast links; groups of contiguous ranks no larger than this stay on them."""
     nics_per_node: int = Field(gt=0, le=1024)
-    nic_bytes_per_s: float = Field(gt=0)
-    network_bus_bytes_per_s: float | None = Field(default=None, gt=0)
-    oversubscription: float = Field(default=1.0, ge=1.0)
+    nic_bytes_per_s: float = Field(ge=1_000)
+    network_bus_bytes_per_s: float | None = Field(default=None, ge=1_000)
+    oversubscription: float = Field(default=1.0, ge=1.0, le=1_000_000)
     """How much the network above the node is oversubscribed (2 halves what leaves it)."""
     memory_bytes_per_gpu: int = Field(gt=0)
     """What an allocator can reach on one GPU."""
     host_memory_bytes_per_node: int = Field(gt=0)
     host_cores_per_node: int = Field(gt=0)
-    nvme_bytes_per_s: float | None = Field(default=None, gt=0)
+    nvme_bytes_per_s: float | None = Field(default=None, ge=1_000)
     """Sustained NVMe write bandwidth of a node; null: no NVMe offload."""
     usd_per_gpu_hour: float | None = Field(default=None, ge=0)
 
@@ -166,7 +166,7 @@ class Cluster(Spec):
 
     @property
     def ranks_per_domain(self) -> int:
-        """Ranks of one fast-link domain as jobs fill it: 64 of the 72 GPUs of an NVL72 rack when a job takes several."""
+        """Ranks of one fast-link domain as jobs fill it: 64 of 72 GPUs of an NVL72 rack when a job takes several."""
         if self.gpus <= self.domain_gpus:
             return self.gpus
         return 64 if self.domain_gpus == 72 else self.domain_gpus

@@ -30,21 +30,21 @@ class Breakdown(Spec):
 class Estimate(Spec):
     """What the cost model says of one strategy."""
 
-    step_time_s: float
+    step_time_s: float = Field(gt=0)
     step_time_range_s: tuple[float, float]
-    tokens_per_s: float
-    tokens_per_s_per_gpu: float
-    model_flops_per_s_per_gpu: float
+    tokens_per_s: float = Field(ge=0)
+    tokens_per_s_per_gpu: float = Field(ge=0)
+    model_flops_per_s_per_gpu: float = Field(ge=0)
     """Model FLOPs (6 per used weight and token, causal attention counted once) without recomputation."""
-    mfu: float
+    mfu: float = Field(ge=0)
     """model_flops_per_s_per_gpu over the dense peak of the 16-bit format (of the fp8 format for fp8 jobs)."""
-    peak_memory_bytes: float
+    peak_memory_bytes: float = Field(gt=0)
     """Worst rank, worst phase, as the device reports it (allocator, context and communication buffers)."""
     peak_memory_range_bytes: tuple[float, float]
-    memory_limit_bytes: float
+    memory_limit_bytes: float = Field(gt=0)
     fits: bool
     """The upper end of the memory range is within the limit, on the GPU and on the host."""
-    host_memory_bytes_per_node: float
+    host_memory_bytes_per_node: float = Field(ge=0)
     memory: Breakdown
     time: Breakdown
     cost_per_million_tokens: float | None = None

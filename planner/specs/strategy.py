@@ -28,6 +28,12 @@ class Recompute(Spec):
     layers_per_stage: tuple[int, ...] | None = None
     """For full mode: recomputed layers of each virtual stage; absent means every layer."""
 
+    @model_validator(mode="after")
+    def _nothing_without_mode(self) -> Recompute:
+        if self.mode == "none" and (self.modules or self.layers_per_stage is not None):
+            raise ValueError("recompute.mode(none) has neither modules nor layers_per_stage")
+        return self
+
 
 class Offload(Spec):
     """What lives in host memory (or on NVMe) instead of on the GPU."""

@@ -37,7 +37,7 @@ OPTIONS = {
     "batch in words": ["--global-batch", "many"],
     "batch NaN": ["--global-batch", "nan"],
     "batch with unknown suffix": ["--global-batch", "4Z"],
-    "batch not whole sequences": ["--global-batch", "4M"],
+    "batch not whole sequences": ["--global-batch", "100k"],
     "unknown precision": ["--precision", "int8"],
     "unknown loss": ["--loss", "liger"],
     "unknown objective": ["--objective", "speed"],
@@ -63,6 +63,8 @@ OPTIONS = {
     "nics zero": ["--nics", "0"],
     "oversubscription below one": ["--oversubscription", "0.5"],
     "host memory zero": ["--host-memory-gib", "0"],
+    "host memory of no byte": ["--host-memory-gib", "1e-300"],
+    "nic rate of no byte": ["--nic-gbps", "1e-300"],
     "node of 0": ["--gpus-per-node", "0"],
     "unknown option": ["--gpuz", "8"],
     "missing cluster": ["--cluster", "nowhere.yaml"],
@@ -83,6 +85,10 @@ CLUSTERS = {
     "nan": b"gpu: h100\ngpus: 8\nnic_gbps: .nan\n",
     "infinite": b"gpu: h100\ngpus: 8\nnic_gbps: .inf\n",
     "negative": b"gpu: h100\ngpus: -8\n",
+    "rate of no byte": b"gpu: h100\ngpus: 8\nnic_gbps: 1.0e-300\n",
+    "memory of no byte": b"gpu: h100\ngpus: 8\nmemory_gib_per_gpu: 1.0e-300\n",
+    "host memory of no byte": b"gpu: h100\ngpus: 8\nhost_memory_gib: 1.0e-300\n",
+    "NVMe of no byte": b"gpu: h100\ngpus: 8\nnvme_gb_per_s: 1.0e-300\n",
     "null key": b"~: 1\n",
     "repeated key": b"gpu: h100\ngpu: b200\n",
     "tag": b"gpu: !!python/object/apply:os.system ['true']\n",
@@ -214,11 +220,11 @@ def refused_cluster(cli: Cli, folder: Path, content: str) -> str:
 
 def test_nearest_batch(cli: Cli, tmp_path: Path) -> None:
     """A token batch that is no whole number of sequences names the nearest that is, and that hint works."""
-    message = refused(cli, [*GOOD, "--seq-len", "8192", "--global-batch", "4M"], tmp_path)
-    assert "--global-batch 488 (3997696 tokens)" in message
-    result = cli("estimate", *GOOD[1:], "--seq-len", "8192", "--global-batch", "488", "--json")
+    message = refused(cli, [*GOOD, "--seq-len", "8192", "--global-batch", "196k"], tmp_path)
+    assert "--global-batch 24 (196608 tokens)" in message
+    result = cli("estimate", *GOOD[1:], "--seq-len", "8192", "--global-batch", "24", "--json")
     assert result.code in (0, 3)
-    assert result.document["request"]["job"]["global_batch"] == 488
+    assert result.document["request"]["job"]["global_batch"] == 24
 
 
 def test_errors_in_json(cli: Cli) -> None:

@@ -146,7 +146,7 @@ def test_nothing_fits(cli: Cli) -> None:
     assert "hint: " in result.err
     error = cli(*arguments, "--json").document["error"]
     assert error["code"] == "no-plan-fits"
-    assert set(error["details"]) == {"rejected", "nearest", "relaxations"}
+    assert set(error["details"]) == {"rejected", "nearest", "relaxations", "reasons"}
     assert error["details"]["nearest"]
 
 
@@ -211,10 +211,10 @@ def test_interrupt_keeps_what_was_found(cli: Cli, monkeypatch: pytest.MonkeyPatc
 
     real = searching._search
 
-    def interrupted(request: object, name: str, top: int, limit: float | None) -> object:
+    def interrupted(request: object, name: str, top: int, limit: float | None, *, explain: bool) -> object:
         if name != "megatron":
             raise KeyboardInterrupt
-        return real(request, name, top, limit)  # type: ignore[arg-type]
+        return real(request, name, top, limit, explain=explain)  # type: ignore[arg-type]
 
     monkeypatch.setattr(searching, "_search", interrupted)
     result = cli(*BASE, "--json")
