@@ -75,6 +75,9 @@ def print_gpus(rows: Sequence[Row]) -> None:
         ("$/h", "right"),
     ]
     console = stdout()
+    if not cells:
+        console.print(NOTHING_FOUND)
+        return
     console.print(table(headers, cells))
     console.print(
         Text(

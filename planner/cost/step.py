@@ -250,7 +250,10 @@ class Step:
     def window_share(self) -> FloatArray:
         if self.work.context.backend.habits.data_parallel_overlap == "last-micro-batch":
             last_group = np.minimum(self.work.micro_batches, self.pp)
-            return _LAST_MICRO_BATCH_WINDOW * (last_group * (self.work.batch.vpp - 1.0) + 1.0) / self.work.batch.vpp
+            window: FloatArray = (
+                _LAST_MICRO_BATCH_WINDOW * (last_group * (self.work.batch.vpp - 1.0) + 1.0) / self.work.batch.vpp
+            )
+            return window
         overlapped = self.work.context.backend.habits.overlapped_stages
         share = np.array([w if stage in overlapped else 0.0 for stage, w in enumerate(_LAYER_WISE_WINDOW)])
         return share[self.work.batch.zero_stage]

@@ -215,7 +215,7 @@ class _Tail:
             return self.least
         floor = (self.work * fewest + self.work_ends).max(axis=1)
         rest = self.exposed * np.where(self.exposed < 0, most, fewest) + self.exposed_ends
-        return np.maximum(self.least, np.maximum(floor, rest.max(axis=1)))
+        return np.asarray(np.maximum(self.least, np.maximum(floor, rest.max(axis=1))))
 
 
 def _tail(inner: Inner, needs: Needs) -> _Tail:

@@ -6,6 +6,7 @@ The comparison with other meshes term by term works on documents and stands with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -13,15 +14,18 @@ from planner.backends.base import RuleContext
 from planner.cost.evaluate import CostContext, evaluate, layer_counts, recomputed_counts, stage_model
 from planner.cost.stage_model import assemble
 from planner.specs.batch import DEVICES, EVERY_LAYER, StrategyBatch
-from planner.units import duration, gib, percent
+from planner.units import gib, percent
+
+NEIGHBOURS = 3
+"""Neighbouring choices that are described: other micro-batches first, then other recomputation."""
 
 TIGHT_SHARE = 0.05
 """Headroom below this share of the limit is called binding."""
 
 
 def explain(context: CostContext, plan: StrategyBatch) -> tuple[str, ...]:
-    """Binding resource, dominating term and what the neighbouring choices would do, for a batch of one."""
-    return (_memory(context, plan), _slowest(context, plan), *_neighbours(context, plan))
+    """Binding resource and what the neighbouring choices would do, for a batch of one."""
+    return (_memory(context, plan), *islice(_neighbours(context, plan), NEIGHBOURS))
 
 
 def _memory(context: CostContext, plan: StrategyBatch) -> str:
@@ -37,19 +41,6 @@ def _memory(context: CostContext, plan: StrategyBatch) -> str:
     head = f"memory: {place} needs up to {gib(needed)} of {gib(limit)}"
     spare = limit - needed
     return f"{head}; memory binds" if spare < TIGHT_SHARE * limit else f"{head}, {gib(spare)} to spare"
-
-
-def _slowest(context: CostContext, plan: StrategyBatch) -> str:
-    model = stage_model(context, plan)
-    result = assemble(model, layer_counts(context, plan), recomputed_counts(context, plan), plan.offload_optimizer)
-    times, step = result.rank_time_s[0], float(result.step_time_s[0])
-    steady = float(model.micro_batches[0] * times.max()) / step
-    bubble = float(model.bubble_factor[0] * (times.sum() - times.max())) / step
-    tail = float(result.rank_tail_s[0].max()) / step
-    text = f"time: {percent(steady)} of the {duration(step)} step is the slowest rank's micro-batches"
-    if int(plan.pp[0]) > 1:
-        text += f" (rank {int(times.argmax())}, {percent(float(times.max() / times.mean()) - 1)} above the mean)"
-    return text + f", {percent(bubble)} pipeline bubble, {percent(tail)} gradient traffic and optimizer"
 
 
 def _neighbours(context: CostContext, plan: StrategyBatch) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.cost.evaluate import CostContext, evaluate
+from planner.search.explain import explain
 from planner.specs.batch import StrategyBatch
 from planner.specs.plan import Breakdown, Plan
 from planner.units import duration, gib, percent
@@ -22,6 +23,7 @@ def why_best(context: CostContext, row: StrategyBatch, plans: Sequence[Plan]) ->
     best = plans[0]
     return (
         *_where_time_goes(best),
+        *explain(context, row),
         *_what_recompute_buys(context, row),
         *_what_sharding_buys(context, row),
         *(why_next(best, other) for other in plans[1 : 1 + RUNNERS_UP]),

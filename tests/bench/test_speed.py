@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from planner.backends import get_backend
+from planner.catalog import load_model
 from planner.cost.evaluate import CostContext, evaluate
 from planner.search.space import enumerate_space
 from planner.specs.batch import StrategyBatch
 from planner.specs.job import Job
 from planner.units import MIB
-from tests.reference.cases import load_model, reference_cluster
+from tests.reference.cases import reference_cluster
 
 pytestmark = pytest.mark.bench
 RUNS = 5

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -253,3 +255,31 @@ def test_another_slowest_stage_is_not_called_a_cost(document: Any) -> None:
         return best.model_copy(update={"strategy": strategy, "estimate": estimate})
 
     assert "another stage is the slowest" in why_next(plan(0), plan(1))
+
+
+@pytest.mark.parametrize("command", ["models", "gpus"])
+def test_empty_list_says_so(cli: Cli, command: str) -> None:
+    """A filter that nothing passes is answered with a sentence, and with an empty list in JSON."""
+    assert "Nothing has this text" in cli(command, "zzz").out
+    assert cli(command, "zzz", "--json").document == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["models"], ["models", "--json"], ["gpus", "h100", "--json"]])
+def test_full_disk_is_not_a_bug(arguments: list[str]) -> None:
+    """Output that cannot be written ends in one message on stderr and exit code 2."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "planner", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: standard output: the output cannot be written")
+    assert "Traceback" not in done.stderr
+    assert "hint: " in done.stderr
+
+
+def test_reader_that_leaves_is_no_error() -> None:
+    """`planner models --json | head -1` prints nothing else."""
+    command = f"{shlex.quote(sys.executable)} -m planner models --json | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "["
+    assert done.stderr == ""

@@ -15,7 +15,7 @@ from planner.specs.batch import StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.convert import from_strategy
 from planner.specs.job import Job
-from planner.specs.strategy import Strategy
+from planner.specs.strategy import Schedule, Strategy
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _run(case: dict[str, Any]) -> MeasuredRun:
     context = CostContext(model, cluster, Job(**case["job"]), backend)
     given = dict(case["strategy"])
     stages = given.get("pp", 1) * given.get("vpp", 1)
-    schedule = "none" if stages == 1 else "interleaved" if given.get("vpp", 1) > 1 else "1f1b"
+    schedule: Schedule = "none" if stages == 1 else "interleaved" if given.get("vpp", 1) > 1 else "1f1b"
     accumulation = context.job.global_batch // (given["micro_batch"] * given["dp"])
     sharded = given["dp"] * given.get("cp", 1) if given["zero_stage"] else 1
     strategy = Strategy(
