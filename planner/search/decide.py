@@ -6,14 +6,20 @@ CP-SAT.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
-from planner.search.bounds import Needs
-from planner.search.incumbent import Incumbents
+from planner.search.bounds import Needs, full_bound
+from planner.search.incumbent import Incumbents, construct
 from planner.search.inner import Inner
 from planner.specs.batch import IntArray
+
+
+_SAME = 1e-9
+"""Relative difference below which two step times are one."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,53 @@ def decide(
     solver."""
     if not inner.group.free:
         return _whole_grid(inner, needs, minimise_memory)
+    if not minimise_memory and needs.step[0] < needs.most_steps[0]:
+        return _by_step(inner, needs, cutoff_s, time_limit_s)
+    return _solved(inner, needs, known, cutoff_s, minimise_memory, time_limit_s)
+
+
+def _by_step(inner: Inner, needs: Needs, cutoff_s: float, time_limit_s: float | None) -> Decision:
+    """Every offload step by itself, best bound first: a given step leaves no products of variables to the solver."""
+    steps = np.arange(int(needs.step[0]), int(needs.most_steps[0]) + 1)
+    many = inner.take(np.zeros(len(steps), dtype=np.int64))
+    loose = Needs(np.repeat(needs.recomputed, len(steps)), steps, steps)
+    bound = full_bound(many, loose)
+    known = construct(many, bound.needs, bound.step_time_s)
+    deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+    best, proven, used = Decision(proven=True, used_solver=False), True, False
+    first = int(known.step_time_s.argmin())
+    if known.step_time_s[first] < cutoff_s:
+        row = many.take(np.array([first]))
+        best = _priced(row, known.layout[first], int(known.recomputed[first]), int(known.step[first]), proven=True)
+    for place in np.argsort(bound.step_time_s, kind="stable").tolist():
+        target = min(cutoff_s, best.step_time_s * (1 - _SAME))
+        if bound.step_time_s[place] >= target:
+            break
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        one, at = many.take(np.array([place])), np.array([place])
+        fixed = Needs(bound.needs.recomputed[at], steps[at], steps[at])
+        hint = Incumbents(*(column[at] for column in _columns(known)))
+        decision = _solved(one, fixed, hint, target, False, left)
+        proven, used = proven and decision.proven, used or decision.used_solver
+        if decision.step_time_s < best.step_time_s:
+            best = decision
+    return replace(best, proven=proven, used_solver=used)
+
+
+def _columns(known: Incumbents) -> tuple[Any, ...]:
+    """The columns of incumbents in the order of the fields."""
+    return tuple(getattr(known, f.name) for f in fields(known))
+
+
+def _solved(
+    inner: Inner,
+    needs: Needs,
+    known: Incumbents,
+    cutoff_s: float,
+    minimise_memory: bool,
+    time_limit_s: float | None,
+) -> Decision:
+    """One constraint model."""
     from planner.search.model import Hint, solve
 
     hint = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Thread
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,11 @@ from planner.search.inner import Inner
 from planner.search.objective import below, constant_s, peak_memory, step_time, units_for
 from planner.search.variables import EdgeForm, Expr, RunForm, Variables, add_hint, leading_run, make_variables
 from planner.specs.batch import IntArray
+
+MOST_WORK = 30.0
+"""Work after which a candidate is left unproven, in the solver's deterministic seconds (about as many real ones)."""
+
+_POLL_S = 0.05
 
 SolveStatus = Literal["optimal", "feasible", "infeasible", "unknown"]
 
@@ -96,14 +102,14 @@ class _Model:
         """Find the least peak memory and hold it from then on."""
         peak = peak_memory(self.model, self.peaks)
         self.model.minimize(peak)
-        status = _status(self.solver, self.solver.solve(self.model))
+        status = _status(self.solver, _run(self.solver, self.model))
         if status == "optimal":
             self.model.add(peak <= self.solver.value(peak))
         return status
 
     def minimise_time(self) -> SolveStatus:
         self.model.minimize(self.time)
-        return _status(self.solver, self.solver.solve(self.model))
+        return _status(self.solver, _run(self.solver, self.model))
 
     def bound(self) -> int:
         """What ``bound_s`` says, in objective units."""
@@ -120,6 +126,21 @@ class _Model:
         return Solution(status, _layout(self.solver, self.variables, self.inner), most, step, bound_s)
 
 
+def _run(solver: cp_model.CpSolver, model: cp_model.CpModel) -> Any:
+    """Solve in a thread, so that Ctrl-C reaches this one while the solver's native code runs."""
+    status: list[Any] = []
+    thread = Thread(target=lambda: status.append(solver.solve(model)), daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_POLL_S)
+    except KeyboardInterrupt:
+        solver.stop_search()
+        thread.join()
+        raise
+    return status[0]
+
+
 def _solver(time_limit_s: float | None) -> cp_model.CpSolver:
     """One worker and a fixed seed: the same model always gives the same solution."""
     solver = cp_model.CpSolver()
@@ -130,6 +151,7 @@ def _solver(time_limit_s: float | None) -> cp_model.CpSolver:
     # Off because ortools 9.15 loses solutions in this presolve step; tests/property/test_bound.py finds it at once.
     solver.parameters.presolve_inclusion_work_limit = 0
     solver.parameters.catch_sigint_signal = False
+    solver.parameters.max_deterministic_time = MOST_WORK
     if time_limit_s is not None:
         solver.parameters.max_time_in_seconds = max(time_limit_s, 0.001)
     return solver

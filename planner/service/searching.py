@@ -97,7 +97,7 @@ def _ranked(running: _Running, request: Request, top: int) -> Found:
         raise _failure(running, request)
     warnings = [f"{name} is left out: {problem.message}" for name, problem in running.refused.items()]
     warnings += [
-        f"the time limit ended the search of {name}: its plan is the best found, not proven best"
+        f"the search of {name} ended at its limit: its plan is the best found, not proven best"
         for name, outcome in running.outcomes.items()
         if outcome.status == "feasible"
     ]
