@@ -86,6 +86,12 @@ def suggest(
         list[str] | None,
         typer.Option("--pin", help="Keep a value: --pin tp=8,zero_stage=1; repeatable.", rich_help_panel=o.SEARCH),
     ] = None,
+    rule_of_thumb: Annotated[
+        bool,
+        typer.Option(
+            "--rule-of-thumb", help="Also price what the usual size-based rule picks.", rich_help_panel=o.SEARCH
+        ),
+    ] = False,
     top: Annotated[int, typer.Option("--top", help="Plans in the table.", rich_help_panel=o.SEARCH)] = 5,
     time_limit: Annotated[
         float | None,
@@ -109,6 +115,7 @@ def suggest(
         job=_job(seq_len, global_batch, precision, loss, no_flash_attention, objective, memory_margin),
         backend=backend,
         pins=tuple(pin or ()),
+        rule_of_thumb=rule_of_thumb,
         top=top,
         time_limit_s=time_limit,
     )

@@ -17,7 +17,6 @@ from planner.search.incumbent import Incumbents, construct
 from planner.search.inner import Inner
 from planner.specs.batch import IntArray
 
-
 _SAME = 1e-9
 """Relative difference below which two step times are one."""
 

@@ -19,8 +19,12 @@ from planner.search.inner import prepare
 from planner.search.outcome import InfeasibleReport, NearestMiss, Relaxation
 from planner.search.problem import Problem
 from planner.search.space import Group, Space
+from planner.units import GIB
 
 MAX_RELAXATIONS = 3
+HOST_DOUBLINGS = 2
+"""How often a node's memory is doubled in search of a plan."""
+
 GPU_DOUBLINGS = 8
 SEQUENCE_HALVINGS = 6
 MIN_SEQUENCE = 512
@@ -69,7 +73,7 @@ def _nearest(context: CostContext, group: Group) -> tuple[float, NearestMiss]:
 
 def _changes(problem: Problem, feasible: Feasible) -> Iterator[Relaxation]:
     """Changes that lead to a plan, the least intrusive kind first, at most one of each kind but pins."""
-    for kind in (_without_a_pin, _other_backends, _more_gpus, _shorter_sequences):
+    for kind in (_without_a_pin, _other_backends, _more_host_memory, _more_gpus, _shorter_sequences):
         for relaxation, changed in kind(problem):
             if _has_plan(changed, feasible):
                 yield relaxation
@@ -100,6 +104,17 @@ def _other_backends(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
             yield Relaxation("backend", name, text), replace(problem, context=replace(problem.context, backend=backend))
 
 
+def _more_host_memory(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+    """Host memory is the cheapest thing to add; it helps where processes or offloaded states do not fit."""
+    cluster = problem.context.cluster
+    for doubling in range(1, HOST_DOUBLINGS + 1):
+        size_gib = -(-cluster.host_memory_bytes_per_node // GIB) * 2**doubling
+        larger = cluster.model_copy(update={"host_memory_bytes_per_node": size_gib * GIB})
+        text = f"give every node more memory: a plan fits with --host-memory-gib {size_gib}"
+        changed = replace(problem, context=replace(problem.context, cluster=larger))
+        yield Relaxation("host_memory_gib", str(size_gib), text), changed
+
+
 def _more_gpus(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
     cluster = problem.context.cluster
     for doubling in range(1, GPU_DOUBLINGS + 1):
@@ -107,7 +122,8 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
         if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
             continue
         larger = cluster.model_copy(update={"gpus": gpus})
-        text = f"use more GPUs: a plan fits on {gpus} ({larger.nodes} nodes) with --gpus {gpus}"
+        nodes = "1 node" if larger.nodes == 1 else f"{larger.nodes} nodes"
+        text = f"use more GPUs: a plan fits on {gpus} ({nodes}) with --gpus {gpus}"
         yield Relaxation("gpus", str(gpus), text), replace(problem, context=replace(problem.context, cluster=larger))
 
 

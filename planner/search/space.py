@@ -323,7 +323,8 @@ class _Enumeration:
         wanted = self.pins.get("offload")
         chosen = tuple(c for c in everything if wanted in (None, "none" if c is None else c.device))
         if not chosen:
-            why = f"{self.backend.title} cannot, or the cluster names no NVMe rate"
+            unknown = wanted == "nvme" and any(choice.device == "nvme" for choice in self.backend.offloads)
+            why = "the cluster names no NVMe rate" if unknown else f"{self.backend.title} cannot"
             raise refused(self.pins, "offload", why, dict.fromkeys(["none", *(choice.device for choice in possible)]))
         return chosen
 

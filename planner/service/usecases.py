@@ -23,6 +23,7 @@ from planner.service.layout import check_rules, resolve_layout
 from planner.service.models import resolve_model
 from planner.service.pins import parse_pins
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, Progress, StrategyInput
+from planner.service.rule_of_thumb import against_rule_of_thumb
 from planner.service.searching import cheapest_cluster, search_backends
 from planner.specs.convert import from_strategy, to_strategy
 from planner.specs.plan import Assumption, Plan, PlanDocument, Request, SearchReport
@@ -68,9 +69,13 @@ def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocum
         question.warnings.append(note)
     left = None if request.time_limit_s is None else max(request.time_limit_s - (time.monotonic() - started), 0.1)
     found = search_backends(question.request(request.backend, pins), names, request.top, left, progress)
+    best = found.best
+    if request.rule_of_thumb and not found.interrupted:
+        line = against_rule_of_thumb(question.request(request.backend, pins), best)
+        best = best.model_copy(update={"why": (*best.why, line)})
     document = make_document(
         question.request(request.backend, pins),
-        found.best,
+        best,
         found.report,
         limits=limits,
         assumptions=question.assumptions,

@@ -221,3 +221,23 @@ def test_interrupt_keeps_what_was_found(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert result.code == 130
     assert result.document["best"]["backend"] == "megatron"
     assert any("interrupted" in warning for warning in result.document["warnings"])
+
+
+def test_rule_of_thumb_is_priced(cli: Cli) -> None:
+    """On request the usual size-based rule is searched too, and the answer says how it compares."""
+    result = cli("suggest", "--model", "llama-2-7b", "--gpus", "8", "--gpu", "h100", "--rule-of-thumb", "--json")
+    assert result.code == 0
+    line = result.document["best"]["why"][-1]
+    assert line.startswith("rule of thumb (tutorial-9.1)")
+    assert "% slower than the plan above" in line or "has no such plan" in line
+    plain = cli("suggest", "--model", "llama-2-7b", "--gpus", "8", "--gpu", "h100", "--json")
+    assert plain.document["best"]["strategy"] == result.document["best"]["strategy"]
+
+
+def test_host_memory_is_offered(cli: Cli) -> None:
+    """Where only host memory is short, more of it is offered first, and the offer works."""
+    short = ["suggest", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100", "--backend", "megatron"]
+    refused = cli(*short, "--host-memory-gib", "30", "--json")
+    assert refused.code == 3
+    assert "--host-memory-gib 60" in refused.document["error"]["hint"]
+    assert cli(*short, "--host-memory-gib", "60", "--json").code == 0

@@ -1,4 +1,5 @@
-"""The engine against the oracle: on small problems the proven optimum must be the enumerated one, for every backend."""
+"""The engine against the oracle: on small problems the proven optimum must be the enumerated one, for every
+backend."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ import pytest
 
 from planner.backends import BACKENDS
 from planner.backends.base import RuleContext
+from planner.catalog import load_model
 from planner.cost.evaluate import CostContext, evaluate
 from planner.errors import InputError
 from planner.search.engine import search
 from planner.search.exhaustive import exhaustive_optimum
+from planner.search.problem import Problem
 from planner.specs.batch import StrategyBatch
-from planner.specs.job import Objective
+from planner.specs.job import Job, Objective
 from tests.contract.search_problems import problem
+from tests.reference.cases import reference_cluster
 
 PROBLEMS = 200
 BATCHES = 20
@@ -66,3 +70,22 @@ def test_least_memory_equals_enumeration(backend: str) -> None:
     """The objective memory finds the smallest peak that any strategy has."""
     seen = {check(backend, 1000 + index, "memory") for index in range(15)}
     assert "optimal" in seen
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("llama-2-7b", 4), ("llama-3.1-8b", 4)], ids=["llama-2-7b", "llama-3.1-8b"]
+)
+def test_tight_cards_with_offload_end_in_a_proof(model: str, gpus: int) -> None:
+    """Layers, recomputed layers and offload steps open at once under tight memory: once an endless solve, then an
+    abort."""
+    context = CostContext(
+        load_model(model).spec,
+        reference_cluster("rtx-4090", gpus, 8),
+        Job(seq_len=4096, global_batch=256),
+        BACKENDS["megatron"],
+    )
+    outcome = search(Problem(context, {}), explain=False)
+    assert outcome.status == "optimal"
+    assert outcome.best is not None
+    assert evaluate(context, outcome.best).fits[0]
+    assert float(outcome.best.offload_optimizer[0]) > 0

@@ -41,7 +41,7 @@ def reference_cluster(gpu: str, gpus: int, gpus_per_node: int) -> Cluster:
     return Cluster(
         accelerator=accelerator,
         gpus=gpus,
-        gpus_per_node=gpus_per_node,
+        gpus_per_node=min(gpus, gpus_per_node),
         domain_gpus=system.domain_gpus,
         nics_per_node=max(1, round(system.nics_per_node * share)),
         nic_bytes_per_s=system.nic_bytes_per_s,

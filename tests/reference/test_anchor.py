@@ -1,7 +1,7 @@
 """The measured anchor: Llama-3-70B on 128 H100 as NVIDIA ran it, and the plan that the search finds for the same job.
 
 Published (NVIDIA dgxc-benchmarking, release 25.04, NeMo, bf16): TP 4, PP 4, CP 2, VPP 5, DP 4, micro-batch 1, global
-batch 256, sequence 8192: 14.67 s a step, 1,117 tokens/s/GPU. """
+batch 256, sequence 8192: 14.67 s a step, 1,117 tokens/s/GPU."""
 
 from __future__ import annotations
 
