@@ -1,4 +1,4 @@
-"""The base class of every input and result: frozen, closed, and documented by the sentence under each field."""
+"""The base class of every input and result: frozen, closed, and finite."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Spec(BaseModel):
-    """A frozen record that refuses unknown fields; field docstrings become the descriptions of the JSON schema."""
+    """A frozen record that refuses unknown fields and numbers that JSON does not have."""
 
     # Numbers are finite: JSON has no others, and a figure that overflowed is wrong.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
