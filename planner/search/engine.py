@@ -93,7 +93,8 @@ class _Run:
                 )
             return Outcome("infeasible", None, candidates=self.space.size, rejected=rejected, solved=self.solved)
         done = not interrupted and self.frontier.complete and not self.unproven and bound == float("inf")
-        return self._outcome("optimal" if done else "feasible", bound, rejected)
+        outcome = self._outcome("optimal" if done else "feasible", bound, rejected)
+        return replace(outcome, interrupted=interrupted)
 
     def _remaining(self) -> float | None:
         return None if self.time_limit_s is None else self.time_limit_s - (time.perf_counter() - self.started)

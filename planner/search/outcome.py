@@ -88,3 +88,5 @@ class Outcome:
     infeasible: InfeasibleReport | None = None
     alternatives_proven: tuple[bool, ...] = ()
     """For each alternative, whether it is proven to be the best of its mesh's examined candidates or an incumbent."""
+    interrupted: bool = False
+    """Ctrl-C ended the search; what it had found until then is here."""

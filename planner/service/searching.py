@@ -72,6 +72,8 @@ def search_backends(
             if not any(running.plans.values()):
                 raise
             running.interrupted = True
+        running.interrupted |= name in running.outcomes and running.outcomes[name].interrupted
+        if running.interrupted:
             break
     return _ranked(running, request, top)
 
@@ -99,10 +101,10 @@ def _ranked(running: _Running, request: Request, top: int) -> Found:
     warnings += [
         f"the search of {name} ended at its limit: its plan is the best found, not proven best"
         for name, outcome in running.outcomes.items()
-        if outcome.status == "feasible"
+        if outcome.status == "feasible" and not outcome.interrupted
     ]
     if running.interrupted:
-        warnings.append("interrupted: not every framework was searched")
+        warnings.append("interrupted: the plan is the best found until then")
     return Found(
         best=ranked[0],
         alternatives=tuple(ranked[1:top]),
@@ -181,8 +183,9 @@ def node_counts(nodes: int) -> list[int]:
 
 def cheapest_cluster(
     request: Request, names: Sequence[str], time_limit_s: float | None, progress: Progress | None = None
-) -> tuple[Cluster, str]:
-    """The part of the cluster, in whole nodes, with the lowest cost per token, and a sentence about it."""
+) -> tuple[Cluster, str, bool]:
+    """The part of the cluster, in whole nodes, with the lowest cost per token, a sentence about it, and whether Ctrl-C
+    ended the comparison."""
     cluster = request.cluster
     if cluster.usd_per_gpu_hour is None:
         raise InputError(
@@ -193,6 +196,7 @@ def cheapest_cluster(
     started = time.monotonic()
     tried: list[tuple[float, Cluster]] = []
     first: PlannerError | None = None
+    interrupted = False
     counts = node_counts(cluster.nodes)
     for position, nodes in enumerate(counts):
         part = cluster if nodes == cluster.nodes else with_gpus(cluster, nodes * cluster.gpus_per_node)
@@ -205,9 +209,17 @@ def cheapest_cluster(
             # The error about the whole cluster is the one worth showing.
             first = first or problem
             continue
+        except KeyboardInterrupt:
+            if not tried:
+                raise
+            interrupted = True
+            break
         tried.append((found.best.estimate.step_time_s * part.gpus, part))
+        interrupted = found.interrupted
+        if interrupted:
+            break
     if first is not None and not tried:
         raise first
     _, chosen = min(tried, key=lambda item: (item[0], item[1].gpus))
-    note = f"{chosen.gpus} of {cluster.gpus} GPUs give the lowest cost per token ({len(counts)} node counts were tried)"
-    return chosen, note
+    extent = f"{position + 1} of {len(counts)} node counts were tried"
+    return chosen, f"{chosen.gpus} of {cluster.gpus} GPUs give the lowest cost per token ({extent})", interrupted

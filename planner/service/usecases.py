@@ -64,13 +64,14 @@ def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocum
     limits = {"top": request.top, "time_limit_s": request.time_limit_s}
     started = time.monotonic()
     asked = question.request(request.backend, pins)
+    interrupted = False
     if question.job.objective == "cost":
-        question.cluster, note = cheapest_cluster(asked, names, request.time_limit_s, progress)
+        question.cluster, note, interrupted = cheapest_cluster(asked, names, request.time_limit_s, progress)
         question.warnings.append(note)
     left = None if request.time_limit_s is None else max(request.time_limit_s - (time.monotonic() - started), 0.1)
     found = search_backends(question.request(request.backend, pins), names, request.top, left, progress)
-    best = found.best
-    if request.rule_of_thumb and not found.interrupted:
+    best, interrupted = found.best, interrupted or found.interrupted
+    if request.rule_of_thumb and not interrupted:
         line = against_rule_of_thumb(question.request(request.backend, pins), best)
         best = best.model_copy(update={"why": (*best.why, line)})
     document = make_document(
@@ -83,7 +84,7 @@ def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocum
         alternatives=found.alternatives,
         by_backend=found.by_backend if len(names) > 1 else {},
     )
-    if found.interrupted:
+    if interrupted:
         raise Interrupted(document)
     return document
 

@@ -241,3 +241,31 @@ def test_host_memory_is_offered(cli: Cli) -> None:
     assert refused.code == 3
     assert "--host-memory-gib 60" in refused.document["error"]["hint"]
     assert cli(*short, "--host-memory-gib", "60", "--json").code == 0
+
+
+def _interrupt_in_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C arrives while the first framework's candidates are decided, when there is already a plan."""
+    from planner.search import engine
+
+    def interrupted(_: object) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._Run, "_improve", interrupted)
+
+
+def test_interrupt_inside_a_search_ends_it_all(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One Ctrl-C is enough: the plan found until then is shown and no other framework is searched."""
+    _interrupt_in_the_solver(monkeypatch)
+    result = cli(*BASE, "--json")
+    assert result.code == 130
+    assert list(result.document["by_backend"]) == ["megatron"]
+    assert [warning for warning in result.document["warnings"] if "interrupted" in warning]
+    assert not any("limit" in warning for warning in result.document["warnings"])
+
+
+def test_interrupt_ends_the_comparison_of_cluster_sizes(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --objective cost too: the sizes that were left are not tried, and the answer says how many were."""
+    _interrupt_in_the_solver(monkeypatch)
+    result = cli(*BASE, "--objective", "cost", "--json")
+    assert result.code == 130
+    assert any("(1 of " in warning for warning in result.document["warnings"])
