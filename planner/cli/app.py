@@ -364,16 +364,18 @@ def run(arguments: Sequence[str]) -> int:
     as_json, debug = "--json" in arguments, "--debug" in arguments
     try:
         result = app(args=list(arguments), prog_name="planner", standalone_mode=False)
-        return result if isinstance(result, int) else EXIT_OK
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return EXIT_INTERRUPTED
+        result = EXIT_INTERRUPTED
     except Exception as problem:
         if debug:
             _traceback(problem)
         if isinstance(problem, OSError) and problem.errno in OUTPUT_LOST:
             return _lost(problem)
         return _report(_expected(problem), as_json)
+    # The option parser turns Ctrl-C into this code without a word.
+    if result == EXIT_INTERRUPTED:
+        sys.stderr.write("interrupted\n")
+    return result if isinstance(result, int) else EXIT_OK
 
 
 def _traceback(problem: Exception) -> None:

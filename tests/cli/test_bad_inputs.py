@@ -262,4 +262,5 @@ def test_interrupt(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(service, "suggest", stopped)
-    assert cli(*GOOD).code == 130
+    result = cli(*GOOD)
+    assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
