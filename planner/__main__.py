@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.cli.app import main
+from planner.cli.main import main
 
 if __name__ == "__main__":
     main()

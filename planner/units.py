@@ -5,15 +5,11 @@ modules."""
 
 from __future__ import annotations
 
-KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
-KB = 1_000
-MB = 1_000_000
 GB = 1_000_000_000
 TERA = 1_000_000_000_000
 BITS_PER_BYTE = 8
-MICROSECOND = 1e-6
 
 
 def gib(size_bytes: float) -> str:

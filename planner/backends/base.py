@@ -166,8 +166,6 @@ class Habits:
     """Logits stay split over the tp ranks in the loss."""
     embedding_vocab_parallel: bool
     """The embedding table and the head are split over the tp ranks."""
-    deallocates_stage_outputs: bool
-    """Pipeline outputs are freed after they are sent."""
     context_parallel_comm: Literal["ring", "all-gather", "all-to-all"]
     kernels_per_layer: int
     """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""

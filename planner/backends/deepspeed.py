@@ -109,7 +109,6 @@ class DeepSpeed(Backend):
         activation_overhead=1.3,
         loss_vocab_parallel=False,
         embedding_vocab_parallel=False,
-        deallocates_stage_outputs=False,
         context_parallel_comm="all-to-all",
         # About 35 forward in eager mode (norm casts, rotary halves, separate residuals) and twice that backward.
         kernels_per_layer=105,

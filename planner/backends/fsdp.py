@@ -96,7 +96,6 @@ class Fsdp(Backend):
         activation_overhead=1.3,
         loss_vocab_parallel=True,
         embedding_vocab_parallel=True,
-        deallocates_stage_outputs=False,
         context_parallel_comm="ring",
         # About 35 forward in eager mode (norm casts, rotary halves, separate residuals) and twice that backward.
         kernels_per_layer=105,

@@ -128,7 +128,6 @@ class Megatron(Backend):
         activation_overhead=1.0,
         loss_vocab_parallel=True,
         embedding_vocab_parallel=True,
-        deallocates_stage_outputs=True,
         context_parallel_comm="ring",
         # 12 forward (norms, two matrices of each half, rotary, attention, activation, residuals) and twice that
         # backward.

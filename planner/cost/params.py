@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from planner.specs.batch import IntArray
 from planner.specs.model import Mixer, Mlp, ModelSpec
 
 LayerKind = tuple[Mixer, Mlp]
@@ -85,8 +86,8 @@ class LayerParams:
         return self.outside_experts + self.top_k * self.expert_sharded_one
 
 
-def padded_vocab(vocab: int, multiple: int) -> int:
-    """Rows of the embedding after rounding up to ``multiple`` (Megatron: make-vocab-size-divisible-by times tp)."""
+def padded_vocab(vocab: int, multiple: IntArray) -> IntArray:
+    """(N,) rows of the embedding rounded up to ``multiple`` (Megatron: make-vocab-size-divisible-by times tp)."""
     return -(-vocab // multiple) * multiple
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.cost.context import Work
-from planner.cost.params import LayerKind, head_params, layer_params, mtp_params, norm_size
+from planner.cost.params import LayerKind, head_params, layer_params, mtp_params, norm_size, padded_vocab
 from planner.cost.sharding import Weights
 from planner.specs.batch import FloatArray
 
@@ -42,8 +42,8 @@ class Ends:
     def vocab(self) -> FloatArray:
         """Padded vocabulary rows."""
         habits = self.work.context.backend.habits
-        multiple = habits.vocab_multiple * (self.work.batch.tp if habits.vocab_multiple > 1 else 1)
-        return -(-self.work.context.model.vocab // multiple) * multiple * np.ones(len(self.work.batch))
+        split = self.work.batch.tp if habits.vocab_multiple > 1 else np.ones_like(self.work.batch.tp)
+        return padded_vocab(self.work.context.model.vocab, habits.vocab_multiple * split).astype(np.float64)
 
     @cached_property
     def _table(self) -> FloatArray:

@@ -23,9 +23,11 @@ from planner.specs.batch import StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
 from planner.specs.plan import Plan, Request, SearchReport
+from planner.units import duration
 
 if TYPE_CHECKING:
     from planner.search.outcome import Outcome
+    from planner.search.outcome import Progress as SearchState
 
 MAX_NODE_COUNTS = 24
 """Cluster sizes that the cost objective tries at most."""
@@ -67,7 +69,7 @@ def search_backends(
         if progress:
             progress(f"searching {name}")
         try:
-            _search_one(running, request, name, top, left)
+            _search_one(running, request, name, top, left, progress)
         except KeyboardInterrupt:
             if not any(running.plans.values()):
                 raise
@@ -78,9 +80,11 @@ def search_backends(
     return _ranked(running, request, top)
 
 
-def _search_one(running: _Running, request: Request, name: str, top: int, time_limit_s: float | None) -> None:
+def _search_one(
+    running: _Running, request: Request, name: str, top: int, time_limit_s: float | None, progress: Progress | None
+) -> None:
     try:
-        outcome = _search(request, name, top, time_limit_s, explain=False)
+        outcome = _search(request, name, top, time_limit_s, explain=False, progress=progress)
     except (InputError, TimeLimitError) as problem:
         # With several backends a pin that one of them cannot express only rules out that one.
         running.refused[name] = problem
@@ -142,12 +146,30 @@ def _refused_by_all(refused: Mapping[str, PlannerError]) -> PlannerError:
     )
 
 
-def _search(request: Request, name: str, top: int, time_limit_s: float | None, *, explain: bool) -> Outcome:
+def _search(
+    request: Request,
+    name: str,
+    top: int,
+    time_limit_s: float | None,
+    *,
+    explain: bool,
+    progress: Progress | None = None,
+) -> Outcome:
     # The search and its numpy are loaded when the first one runs.
     from planner.search.engine import Problem, search
 
     context = CostContext(request.model, request.cluster, request.job, get_backend(name))
-    return search(Problem(context, request.pins), top=top, time_limit_s=time_limit_s, explain=explain)
+    tell = None if progress is None else lambda state: progress(_state_line(name, state))
+    problem = Problem(context, request.pins)
+    return search(problem, top=top, time_limit_s=time_limit_s, explain=explain, progress=tell)
+
+
+def _state_line(name: str, state: SearchState) -> str:
+    """How far the search of one framework is, in a line for the terminal."""
+    if state.best_step_time_s is None or state.bound_s is None:
+        return f"searching {name}: {state.candidates:,} candidates, {state.solved} solved"
+    best, bound = duration(state.best_step_time_s), duration(state.bound_s)
+    return f"searching {name}: best {best} a step, nothing under {bound}, {state.candidates:,} candidates"
 
 
 def _plans(request: Request, name: str, outcome: Outcome) -> list[Plan]:

@@ -11,8 +11,6 @@ from pydantic import Field, model_validator
 
 from planner.specs.base import Spec
 
-Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4"]
-
 
 class Sourced(Spec):
     """A group of figures with where they come from."""

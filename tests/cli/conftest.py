@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.cli.app import run
+from planner.cli.main import run
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ def test_import_is_light() -> None:
 )
 def test_help_is_light(arguments: list[str]) -> None:
     """Help and version load nothing that a search needs."""
-    assert loaded(f"from planner.cli.app import run\nassert run({arguments!r}) == 0") == set()
+    assert loaded(f"from planner.cli.main import run\nassert run({arguments!r}) == 0") == set()
 
 
 @pytest.mark.parametrize("arguments", [["models", "--json"], ["gpus", "--json"], ["backends", "--json"]], ids=" ".join)
 def test_listings_need_no_solver(arguments: list[str]) -> None:
     """Looking something up loads neither CP-SAT nor a framework."""
     assert (
-        loaded(f"from planner.cli.app import run\nassert run({arguments!r}) == 0") & {"ortools", "torch", "fastapi"}
+        loaded(f"from planner.cli.main import run\nassert run({arguments!r}) == 0") & {"ortools", "torch", "fastapi"}
         == set()
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -211,10 +212,10 @@ def test_interrupt_keeps_what_was_found(cli: Cli, monkeypatch: pytest.MonkeyPatc
 
     real = searching._search
 
-    def interrupted(request: object, name: str, top: int, limit: float | None, *, explain: bool) -> object:
+    def interrupted(request: object, name: str, *rest: object, **options: object) -> object:
         if name != "megatron":
             raise KeyboardInterrupt
-        return real(request, name, top, limit, explain=explain)  # type: ignore[arg-type]
+        return real(request, name, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(searching, "_search", interrupted)
     result = cli(*BASE, "--json")
@@ -269,3 +270,16 @@ def test_interrupt_ends_the_comparison_of_cluster_sizes(cli: Cli, monkeypatch: p
     result = cli(*BASE, "--objective", "cost", "--json")
     assert result.code == 130
     assert any("(1 of " in warning for warning in result.document["warnings"])
+
+
+def test_progress_says_what_was_found() -> None:
+    """While a search runs its best plan and the bound are told, framework by framework."""
+    from planner import service
+
+    lines: list[str] = []
+    request = service.PlanRequest(
+        model="llama-3.1-8b", cluster=service.ClusterInput(gpu="h100", gpus=16), job=service.JobInput()
+    )
+    service.suggest(request, lines.append)
+    for name in ("megatron", "deepspeed", "fsdp"):
+        assert any(re.fullmatch(rf"searching {name}: best .+ a step, nothing under .+ candidates", x) for x in lines)

@@ -54,7 +54,7 @@ def test_metadata(wheel: Path) -> None:
 
     assert "Name: parallel-planner\n" in metadata
     assert f"Version: {__version__}\n" in metadata
-    assert "planner = planner.cli.app:main" in scripts
+    assert "planner = planner.cli.main:main" in scripts
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line]
     assert {line.split()[1].split(">")[0] for line in required} == {
         "jinja2", "numpy", "ortools", "pydantic", "pyyaml", "rich", "typer",

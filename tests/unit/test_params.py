@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from planner.catalog import load_model, model_ids
@@ -108,4 +109,4 @@ def test_windows_do_not_change_parameters() -> None:
 @pytest.mark.parametrize(("multiple", "rows"), [(1, 50257), (128, 50304), (1024, 51200)])
 def test_padded_vocabulary(multiple: int, rows: int) -> None:
     """GPT-2's vocabulary rounds up to the sizes that Megatron prints for tp 1 and 8."""
-    assert padded_vocab(50257, multiple) == rows
+    assert padded_vocab(50257, np.array([multiple])).tolist() == [rows]
