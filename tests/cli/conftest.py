@@ -25,6 +25,12 @@ class Result:
 
 Cli = Callable[..., Result]
 
+SMALL_JOB = (
+    *("--model", "llama-3.1-8b", "--gpus", "16", "--gpu", "h100"),
+    *("--seq-len", "4096", "--global-batch", "64"),
+)
+"""A question that every framework answers at once."""
+
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:

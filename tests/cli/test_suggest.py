@@ -10,21 +10,9 @@ import jsonschema
 import pytest
 
 from planner.specs.plan import PlanDocument
-from tests.cli.conftest import Cli
+from tests.cli.conftest import SMALL_JOB, Cli
 
-BASE = [
-    "suggest",
-    "--model",
-    "llama-3.1-8b",
-    "--gpus",
-    "16",
-    "--gpu",
-    "h100",
-    "--seq-len",
-    "4096",
-    "--global-batch",
-    "64",
-]
+BASE = ["suggest", *SMALL_JOB]
 
 
 def test_document(cli: Cli) -> None:
