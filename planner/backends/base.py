@@ -154,8 +154,8 @@ class Habits:
     """Bytes per parameter that cross the host link when offloaded weights are gathered."""
     overlapped_stages: tuple[int, ...] = field(default=(0, 1, 2, 3), kw_only=True)
     """Sharding stages whose gradient and parameter traffic runs beside compute; at others compute waits for it."""
-    tensor_parallel_overlap: float
-    """Share of tensor-parallel collectives hidden behind matrix multiplications."""
+    tensor_parallel_overlap: bool
+    """Tensor-parallel collectives run beside matrix multiplications."""
     fused_kernels: bool
     """Norm, rotary, activation and residual kernels are fused; otherwise eager elementwise kernels run."""
     loss_bytes_per_logit: Callable[[Job], float]
@@ -229,14 +229,20 @@ class Backend(ABC):
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Named working buffers of one GPU (gather windows, buckets, dummy gradients), bytes, arrays of length N."""
 
-    def tensor_parallel_overlap(self, cluster: Cluster, batch: StrategyBatch) -> FloatArray:
-        """(N,) share of the tensor-parallel collectives that the plan hides behind matrix multiplications."""
+    def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
+        """(N,) where the plan hides tensor-parallel collectives behind matrix multiplications."""
         return np.full(len(batch), self.habits.tensor_parallel_overlap)
 
     def with_habits(self, **changes: Any) -> Self:
         """The same framework run differently (for example with tensor-parallel overlap switched on)."""
         other = copy.copy(self)
         other.__dict__["habits"] = replace(self.habits, **changes)
+        return other
+
+    def with_recompute(self, *kinds: RecomputeKind) -> Self:
+        """The same framework offering exactly these recompute kinds (a published run names its own combination)."""
+        other = copy.copy(self)
+        other.__dict__["recompute_kinds"] = lambda model, job: kinds
         return other
 
     def broken_rules(self, context: RuleContext) -> list[tuple[Rule, BoolArray]]:

@@ -102,7 +102,7 @@ class DeepSpeed(Backend):
         data_parallel_overlap="every-layer",
         # Without overlap_comm the reduction runs on the compute stream; stage 0 reduces after the backward pass.
         overlapped_stages=tuple(stage for stage in (0, 1, 2, 3) if overlaps_communication(stage)),
-        tensor_parallel_overlap=0.0,
+        tensor_parallel_overlap=False,
         fused_kernels=False,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
         # Eager Hugging Face blocks save fp32 norm casts, rotary copies and the unfused product of the gate: 1.3 to 1.5.

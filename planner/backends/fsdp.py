@@ -89,7 +89,7 @@ class Fsdp(Backend):
         gathers_every_micro_batch=True,
         # The fp32 shard is copied to the GPU and cast there.
         offloaded_parameter_bytes=MASTER_BYTES,
-        tensor_parallel_overlap=0.0,
+        tensor_parallel_overlap=False,
         fused_kernels=False,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
         # Eager Hugging Face blocks save fp32 norm casts, rotary copies and the unfused product of the gate: 1.3 to 1.5.

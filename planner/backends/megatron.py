@@ -23,11 +23,11 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import Schedule
 
 # Bytes per parameter, docs/user-guide/features/dist_optimizer.md and megatron/training/theoretical_memory_usage.py.
-WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0}
+WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 3.2}
 """fp8 on Hopper: the bf16 weight plus cached row-wise and transposed fp8 copies (mxfp8 on Blackwell holds two copies
-as well)."""
-GRADIENT_BYTES = {"bf16": 4.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0}
-OPTIMIZER_BYTES = {"bf16": 12.0, "fp16": 16.0, "fp32": 8.0, "fp8": 12.0}
+as well); nvfp4 holds two copies of half a byte with a scale every 16 elements."""
+GRADIENT_BYTES = {"bf16": 4.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 4.0}
+OPTIMIZER_BYTES = {"bf16": 12.0, "fp16": 16.0, "fp32": 8.0, "fp8": 12.0, "nvfp4": 12.0}
 """fp32 master weights and two moments; fp16 adds an fp32 copy of the gradients; fp32 weights need no master."""
 OFFLOAD_HOST_BYTES = 20.0
 """HybridDeviceOptimizer: pinned bf16 weight and gradient (4), their fp32 copies (8), two fp32 moments (8)."""
@@ -107,6 +107,18 @@ def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
     return cluster.accelerator.vendor == "nvidia" and ep > 1 and cluster.ranks_per_domain % (ep * etp) != 0
 
 
+def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
+    """The kind that recomputes any combination of Megatron's selective modules, by their configuration names.
+
+    ``moe`` covers everything inside the block; names without a counterpart in the cost model save and repeat nothing.
+    """
+    norms = _norm_kind(0.0 if model.mla is not None else 0.5)
+    known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, norms)}
+    inside = {"moe_act", "shared_experts"} if "moe" in modules else set()
+    chosen = [known[name] for name in modules if name in known and name not in inside]
+    return _joined(*chosen) if chosen else NONE
+
+
 class Megatron(Backend):
     """Megatron-LM as released with megatron-core 0.16 to 0.19."""
 
@@ -121,8 +133,8 @@ class Megatron(Backend):
     habits = Habits(
         gradient_reduce_bytes=lambda job: GRADIENT_BYTES[job.precision],
         data_parallel_overlap="last-micro-batch",
-        # --tp-comm-overlap: user buffers hide the gathers and most of the scatters; 0.6 fits published runs.
-        tensor_parallel_overlap=0.6,
+        # --tp-comm-overlap: user buffers hide the gathers and most of the scatters.
+        tensor_parallel_overlap=True,
         fused_kernels=True,
         loss_bytes_per_logit=lambda job: EAGER_LOSS_BYTES if job.loss == "eager" else FUSED_LOSS_BYTES,
         activation_overhead=1.0,
@@ -139,9 +151,9 @@ class Megatron(Backend):
         expert_dispatch="once-per-domain",
     )
 
-    def tensor_parallel_overlap(self, cluster: Cluster, batch: StrategyBatch) -> FloatArray:
+    def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         usable = overlaps_tensor_parallel(cluster, batch.tp, batch.sequence_parallel)
-        return np.where(usable, self.habits.tensor_parallel_overlap, 0.0)
+        return np.asarray(usable & self.habits.tensor_parallel_overlap)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         kinds = [NONE]

@@ -1,11 +1,12 @@
-"""The calibrated constants of the cost model, looked up for one accelerator.
+"""The constants of the cost model, looked up for one framework on one accelerator.
 
-The values, their meaning and their evidence stand in constants.yaml; this module only finds the right one.
-"""
+Values, meaning, unit and evidence stand in constants.yaml; a table can carry other values (while a fit looks for
+better ones) and factors (a machine profile that somebody calibrated)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from planner.specs.cluster import Accelerator
 
 @dataclass(frozen=True)
 class Constants:
-    """Machine constants as floats; units are in the names, shares are dimensionless (see constants.yaml for the
-    evidence)."""
+    """Constants as floats; units are in the names, shares are dimensionless (see constants.yaml for the evidence)."""
 
     gemm_share: float
     gemm_share_fp8: float
+    gemm_share_fp4: float
     gemm_half_k: float
     gemm_half_mn: float
     attention_forward_share: float
@@ -42,6 +43,8 @@ class Constants:
     network_latency_s: float
     network_hop_s: float
     overlap_slowdown: float
+    tensor_overlap_share: float
+    reduce_window_share: float
     optimizer_traffic_share: float
     step_overhead_s: float
     straggler_per_log2_gpu: float
@@ -50,21 +53,78 @@ class Constants:
     communicator_bytes: float
 
 
+Key = tuple[str, str]
+"""Name of a constant and the stack, accelerator, architecture or "default" that the value is for."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A value that a fit may move: where it starts from and how far the evidence lets it go."""
+
+    value: float
+    prior: float
+    spread: float
+    """Standard deviation of the logarithm around the prior."""
+
+
+@dataclass(frozen=True)
+class ConstantTable:
+    """All values; equal tables compare equal only if they are the same object."""
+
+    values: Mapping[str, Mapping[str, float]] = field(compare=False)
+    factors: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Multiplies what the look-up finds, by constant."""
+
+    def lookup(self, stack: str, accelerator: Accelerator) -> Constants:
+        """Constants of a stack on an accelerator: the stack's own entry, else the accelerator's, its architecture's,
+        the default."""
+        return Constants(**{f.name: self._value(f.name, stack, accelerator) for f in fields(Constants)})
+
+    def _value(self, name: str, stack: str, accelerator: Accelerator) -> float:
+        entry = self.values[name]
+        for key in (stack, accelerator.id, accelerator.architecture, "default"):
+            if key in entry:
+                return entry[key] * self.factors.get(name, 1.0)
+        raise KeyError(f"constants.yaml: {name} has no default")
+
+    def used_key(self, name: str, stack: str, accelerator: Accelerator) -> str:
+        """The key under which the look-up finds the constant."""
+        keys = (stack, accelerator.id, accelerator.architecture, "default")
+        return next(key for key in keys if key in self.values[name])
+
+    def with_values(self, changes: Mapping[Key, float]) -> ConstantTable:
+        """The table with some values replaced."""
+        values = {name: dict(entry) for name, entry in self.values.items()}
+        for (name, key), value in changes.items():
+            values[name][key] = value
+        return replace(self, values=values)
+
+    def with_factors(self, factors: Mapping[str, float]) -> ConstantTable:
+        """The table of a calibrated machine."""
+        return replace(self, factors=dict(factors))
+
+
 @lru_cache(maxsize=1)
 def _document() -> dict[str, Any]:
-    document: dict[str, Any] = read_yaml(Path(__file__).with_name("constants.yaml"))
+    document: dict[str, Any] = read_yaml(Path(__file__).with_name("constants.yaml"))["constants"]
     return document
 
 
-def constants_for(accelerator: Accelerator) -> Constants:
-    """Constants of this accelerator: its own entry, else its architecture's, else the default."""
-    document = _document()
+@lru_cache(maxsize=1)
+def published_constants() -> ConstantTable:
+    """The values of constants.yaml."""
+    values = {
+        name: {key: float(value["value"] if isinstance(value, dict) else value) for key, value in entry["values"].items()}
+        for name, entry in _document().items()
+    }
+    return ConstantTable(values)
 
-    def value(name: str) -> float:
-        entry = document[name]
-        for key in (accelerator.id, accelerator.architecture, "default"):
-            if key in entry:
-                return float(entry[key])
-        raise KeyError(f"constants.yaml: {name} has no default")
 
-    return Constants(**{field.name: value(field.name) for field in fields(Constants)})
+def fitted_constants() -> dict[Key, Fitted]:
+    """The values that were fitted to public runs, in the order of the file."""
+    return {
+        (name, key): Fitted(float(value["value"]), float(value["prior"]), float(value["spread"]))
+        for name, entry in _document().items()
+        for key, value in entry["values"].items()
+        if isinstance(value, dict)
+    }

@@ -6,13 +6,13 @@ from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from planner.backends.base import Backend, RecomputeKind
-from planner.cost.constants import Constants, constants_for
+from planner.cost.constants import Constants, ConstantTable, published_constants
 from planner.cost.params import LayerKind, distinct_kinds, kind_indices
 from planner.cost.uncertainty import Uncertainty, uncertainty_for
 from planner.errors import InputError
@@ -34,10 +34,11 @@ class CostContext:
     cluster: Cluster
     job: Job
     backend: Backend
+    table: ConstantTable = field(default_factory=published_constants)
 
     @cached_property
     def constants(self) -> Constants:
-        return constants_for(self.cluster.accelerator)
+        return self.table.lookup(self.backend.name, self.cluster.accelerator)
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
@@ -67,7 +68,9 @@ class CostContext:
     def dense_flops_per_s(self) -> float:
         """Dense peak of the format of attention, head and everything that fp8 does not cover."""
         peak = self.cluster.accelerator.peak
-        rate = {"fp32": peak.fp32, "fp16": peak.fp16, "bf16": peak.bf16, "fp8": peak.bf16}[self.job.precision]
+        rate = {"fp32": peak.fp32, "fp16": peak.fp16, "bf16": peak.bf16, "fp8": peak.bf16, "nvfp4": peak.bf16}[
+            self.job.precision
+        ]
         if rate is None:
             raise InputError(
                 f"{self.cluster.accelerator.id} has no {self.job.precision} matrix rate",
@@ -81,9 +84,11 @@ class CostContext:
     @cached_property
     def layer_flops_per_s(self) -> float:
         """Sustained rate of the layers' matrix multiplications before shape losses."""
-        fp8 = self.cluster.accelerator.peak.fp8
-        if self.job.precision == "fp8" and fp8 is not None:
-            return fp8 * self.constants.gemm_share_fp8
+        peak = self.cluster.accelerator.peak
+        if self.job.precision == "fp8" and peak.fp8 is not None:
+            return peak.fp8 * self.constants.gemm_share_fp8
+        if self.job.precision == "nvfp4" and peak.fp4 is not None:
+            return peak.fp4 * self.constants.gemm_share_fp4
         return self.dense_flops_per_s * self.constants.gemm_share
 
     @cached_property
@@ -128,7 +133,8 @@ class Work:
 
     @cached_property
     def micro_batches(self) -> FloatArray:
-        return self.batch.grad_accum(self.context.job.global_batch).astype(float)
+        """Micro-batches of a step; a fraction where the last one is smaller (plans never have that, runs do)."""
+        return np.maximum(self.context.job.global_batch / (self.batch.micro_batch * self.batch.dp), 1.0)
 
     @cached_property
     def tokens(self) -> FloatArray:
@@ -143,7 +149,8 @@ class Work:
     @cached_property
     def tensor_overlap(self) -> FloatArray:
         """Share of tensor-parallel traffic hidden behind matrix multiplications."""
-        return self.context.backend.tensor_parallel_overlap(self.context.cluster, self.batch)
+        overlaps = self.context.backend.overlaps_tensor_parallel(self.context.cluster, self.batch)
+        return np.where(overlaps, self.context.constants.tensor_overlap_share, 0.0)
 
     @cached_property
     def expert_group(self) -> FloatArray:

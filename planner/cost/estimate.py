@@ -46,11 +46,15 @@ def estimate(context: CostContext, batch: StrategyBatch) -> Estimate:
 
 
 def mfu_peak(context: CostContext) -> float:
-    """The dense peak behind MFU: of the fp8 format for fp8 jobs, of the job's own format otherwise."""
-    peak = context.cluster.accelerator.peak.fp8
-    if context.job.precision == "fp8":
+    """The dense peak behind MFU: of the narrow format for fp8 and nvfp4 jobs, of the job's own format otherwise."""
+    peaks = context.cluster.accelerator.peak
+    if context.job.narrow:
+        peak = peaks.fp8 if context.job.precision == "fp8" else peaks.fp4
         if peak is None:
-            raise InputError(f"{context.cluster.accelerator.id} has no fp8 matrix rate", where="precision", got="fp8")
+            precision = context.job.precision
+            raise InputError(
+                f"{context.cluster.accelerator.id} has no {precision} matrix rate", where="precision", got=precision
+            )
         return peak
     return context.dense_flops_per_s
 

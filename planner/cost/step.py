@@ -21,12 +21,8 @@ from planner.cost.weights import Ends, layer_weights
 from planner.specs.batch import BoolArray, FloatArray
 from planner.units import GIB
 
-_LAST_MICRO_BATCH_WINDOW = 0.9
-"""Share of a micro-batch's time behind which once-a-step traffic hides: gradients behind backward, parameters behind
-forward.  The interleaved schedule ends with p micro-batches of every chunk, one chunk after another, so the gradients
-of the chunk that ends first have those of all others to hide behind: (p (v - 1) + 1) / v micro-batches in all."""
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
-"""The same by sharding stage where gradients are reduced layer by layer: backward only; only the forward gather at
+"""Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer by layer: backward only; only the forward gather at
 stage 2."""
 _BUCKET_PARAMS = 40e6
 _OVERLAP_BUFFERS = 4.0
@@ -248,10 +244,16 @@ class Step:
 
     @cached_property
     def window_share(self) -> FloatArray:
+        """Micro-batch times behind which once-a-step traffic hides.
+
+        The interleaved schedule ends with p micro-batches of every chunk, one chunk after another, so the gradients of
+        the chunk that ends first have those of all others to hide behind: (p (v - 1) + 1) / v micro-batches in all."""
         if self.work.context.backend.habits.data_parallel_overlap == "last-micro-batch":
             last_group = np.minimum(self.work.micro_batches, self.pp)
             window: FloatArray = (
-                _LAST_MICRO_BATCH_WINDOW * (last_group * (self.work.batch.vpp - 1.0) + 1.0) / self.work.batch.vpp
+                self.work.context.constants.reduce_window_share
+                * (last_group * (self.work.batch.vpp - 1.0) + 1.0)
+                / self.work.batch.vpp
             )
             return window
         overlapped = self.work.context.backend.habits.overlapped_stages

@@ -63,7 +63,7 @@ def routing_bytes(work: Work, kind: LayerKind) -> FloatArray:
 def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
     """Quantisation of GEMM inputs in an fp8 job."""
     model = work.context.model
-    if work.context.job.precision != "fp8":
+    if not work.context.job.narrow:
         return work.zeros()
     dense = 0.0 if kind[0] == "none" else model.hidden + model.heads * model.head_dim / work.tp
     elements = dense * work.tokens

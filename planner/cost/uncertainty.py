@@ -36,7 +36,7 @@ def uncertainty_for(backend: str, precision: Precision, *, moe: bool) -> Uncerta
     """Ranges of this backend's class; an unlisted backend gets the widest."""
     document = _document()
     entry = document["backends"].get(backend, document["unmeasured"])
-    name = ("moe" if moe else "dense") + ("-fp8" if precision == "fp8" else "")
+    name = ("moe" if moe else "dense") + ("-fp8" if precision in ("fp8", "nvfp4") else "")
     low, high = entry["step_time"][name]
     memory_low, memory_high = entry["memory"]["moe" if moe else "dense"]
     return Uncertainty(low, high, memory_low, memory_high, str(entry["basis"]))

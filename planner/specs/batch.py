@@ -18,7 +18,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-SCHEDULES: tuple[Schedule, ...] = ("none", "gpipe", "1f1b", "interleaved", "zb-h1")
+SCHEDULES: tuple[Schedule, ...] = ("none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 """``StrategyBatch.schedule`` holds indices into this tuple."""
 
 DEVICES = ("none", "cpu", "nvme")

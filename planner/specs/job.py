@@ -8,7 +8,7 @@ from pydantic import Field
 
 from planner.specs.base import Spec
 
-Precision = Literal["bf16", "fp16", "fp8", "fp32"]
+Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "fp32"]
 Objective = Literal["throughput", "memory", "cost"]
 Loss = Literal["auto", "eager", "fused", "chunked"]
 
@@ -29,3 +29,8 @@ class Job(Spec):
     objective: Objective = "throughput"
     memory_margin: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the usable memory to keep free on top of the estimate's own uncertainty."""
+
+    @property
+    def narrow(self) -> bool:
+        """Matrix multiplications run in 8 or 4 bits."""
+        return self.precision in ("fp8", "nvfp4")

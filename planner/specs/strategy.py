@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from planner.specs.base import Spec
 from planner.specs.job import Precision
 
-Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1"]
+Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2"]
 """Pipeline schedules known to the cost model; "none" is a single stage."""
 
 RecomputeMode = Literal["none", "selective", "full"]

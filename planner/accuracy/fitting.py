@@ -1,0 +1,94 @@
+"""Fits constants of the cost model to measured step times: robust least squares on the logarithm of the error.
+
+Every free constant has a log-normal prior from its evidence, so that runs which say nothing about it leave it alone;
+outliers count linearly (soft L1), because published tables hold mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.accuracy.interpret import Case
+from planner.accuracy.predict import predict
+from planner.cost.constants import ConstantTable, Fitted, Key
+from planner.specs.batch import FloatArray
+
+_SOFT_ERROR = 0.05
+"""Log error at which a row starts to count linearly."""
+_STEP = 1e-3
+"""Relative step of the numerical derivative."""
+_ITERATIONS = 12
+_BOUNDED = 1.0
+"""Largest move of the logarithm of a constant in one iteration."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Values found, and what the fit knows about them."""
+
+    values: dict[Key, float]
+    errors: FloatArray
+    """log(predicted / measured) of every row at these values."""
+    jacobian: FloatArray
+    """Its derivative by the logarithm of every constant."""
+
+
+def log_errors(cases: Sequence[Case], table: ConstantTable) -> FloatArray:
+    """log(predicted / measured) step time of cases that have both."""
+    predictions = predict(cases, table)
+    measured = np.array([case.run.measured.step_time_s for case in cases], dtype=float)
+    return np.log(np.array([p.step_time_s for p in predictions], dtype=float) / measured)
+
+
+def fit(
+    cases: Sequence[Case],
+    table: ConstantTable,
+    free: Mapping[Key, Fitted],
+    weights: FloatArray,
+    *,
+    iterations: int = _ITERATIONS,
+    progress: Callable[[int, float], None] | None = None,
+) -> Fit:
+    """Gauss-Newton with iteratively reweighted rows; ``weights`` (rows,) scale the squared errors."""
+    keys = list(free)
+    x = np.log([free[key].value for key in keys])
+    prior = np.log([free[key].prior for key in keys])
+    precision = 1.0 / np.array([free[key].spread for key in keys]) ** 2
+
+    def at(logs: FloatArray) -> FloatArray:
+        return log_errors(cases, table.with_values(dict(zip(keys, np.exp(logs), strict=True))))
+
+    def loss(errors: FloatArray, logs: FloatArray) -> float:
+        soft = 2.0 * (np.sqrt(1.0 + (errors / _SOFT_ERROR) ** 2) - 1.0)
+        return float(np.sum(weights * soft) + np.sum(precision * (logs - prior) ** 2))
+
+    errors = at(x)
+    best, damping = loss(errors, x), 1e-3
+    jacobian = np.zeros((len(errors), len(keys)))
+    for iteration in range(iterations):
+        for column in range(len(keys)):
+            moved = x.copy()
+            moved[column] += _STEP
+            jacobian[:, column] = (at(moved) - errors) / _STEP
+        robust = weights / _SOFT_ERROR**2 / np.sqrt(1.0 + (errors / _SOFT_ERROR) ** 2)
+        hessian = jacobian.T @ (robust[:, None] * jacobian) + np.diag(precision)
+        gradient = jacobian.T @ (robust * errors) + precision * (x - prior)
+        improved = False
+        for _ in range(6):
+            change = -np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+            trial = x + np.clip(change, -_BOUNDED, _BOUNDED)
+            trial_errors = at(trial)
+            trial_loss = loss(trial_errors, trial)
+            if trial_loss < best:
+                improved = best - trial_loss > 1e-4 * best
+                x, errors, best, damping = trial, trial_errors, trial_loss, damping / 5.0
+                break
+            damping *= 5.0
+        if progress is not None:
+            progress(iteration, best)
+        if not improved:
+            break
+    return Fit(dict(zip(keys, np.exp(x).tolist(), strict=True)), errors, jacobian)

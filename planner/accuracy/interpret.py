@@ -1,0 +1,215 @@
+"""Turns a measured run into a question for the cost model, from its model, hardware and run fields only.
+
+What the source leaves open is filled by one rule each, listed in ``Case.assumed``: degrees default to 1, sequence
+parallelism goes with tensor parallelism, and where several settings are possible (recomputation, micro-batch, chunks)
+the case carries all of them and the fastest that fits is taken, because published runs are tuned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+
+from planner.accuracy.architecture import model_of
+from planner.accuracy.machines import cluster_of
+from planner.accuracy.settings import Recomputation, precision_of, recomputations_of
+from planner.accuracy.skip import Skip
+from planner.accuracy.stack import stack_of
+from planner.backends.base import Backend
+from planner.cost.context import CostContext
+from planner.specs.batch import SCHEDULES, StrategyBatch
+from planner.specs.job import Job
+from planner.specs.measurement import MeasuredConfiguration, MeasuredRun, MemoryKind
+from planner.specs.model import ModelSpec
+
+LARGEST_MICRO_BATCH = 8
+"""Micro-batches tried where a source states none: 1, 2, 4, 8."""
+_SCHEDULES = {
+    "gpipe": "gpipe",
+    "afab": "gpipe",
+    "zb-h1": "zb-h1",
+    "zb-1p": "zb-h1",
+    "zb-h2": "zb-h2",
+    "zb-2p": "zb-h2",
+}
+"""Schedules by the names that sources use; everything else is 1F1B, interleaved where there are several chunks."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One record as the cost model sees it."""
+
+    run: MeasuredRun
+    context: CostContext
+    batch: StrategyBatch
+    """One row for each setting that the source leaves open."""
+    assumed: tuple[str, ...]
+    memory_kind: MemoryKind
+    memory_rank: str
+    """Which rank the figure is of: worst, first, last."""
+    known_stack: bool
+    timed: bool
+    """Whether the record states a whole step (global batch known)."""
+
+
+@dataclass
+class _Degrees:
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    assumed: list[str] = field(default_factory=list)
+
+
+def interpret(run: MeasuredRun) -> Case:
+    """The case of a record; raises Skip with the reason where it cannot be priced."""
+    model, assumed = model_of(run.model)
+    cluster, _ = cluster_of(run.hardware)
+    stack, known = stack_of(run, cluster)
+    precision, said = precision_of(run.run, cluster)
+    assumed = assumed + said
+    degrees = _degrees(run.run, model, cluster.gpus)
+    timed = run.run.global_batch is not None
+    global_batch = run.run.global_batch or degrees.dp * (run.run.micro_batch or 1) * max(degrees.pp, 1)
+    job = Job(
+        seq_len=run.model.seq_len or model.max_seq,
+        global_batch=global_batch,
+        precision=precision,
+        flash_attention=run.run.flash_attention is not False,
+    )
+    recomputations = recomputations_of(run.run, model, stack)
+    if len(recomputations) > 1:
+        assumed.append("recomputation not stated: the fastest that fits")
+    stack = stack.with_recompute(*(choice.kind for choice in recomputations))
+    context = CostContext(model, cluster, job, _shared(stack))
+    batch, left_open = _batch(run.run, context, degrees, recomputations)
+    kind, rank = memory_figure(run, stack.name)
+    return Case(
+        run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed
+    )
+
+
+_STACKS: dict[tuple[object, ...], Backend] = {}
+
+
+def _shared(stack: Backend) -> Backend:
+    """The same object for equal stacks, so that records of one kind are priced together."""
+    key = (stack.name, stack.habits, stack.recompute_kinds(None, None))  # type: ignore[arg-type]
+    return _STACKS.setdefault(key, stack)
+
+
+def _degrees(run: MeasuredConfiguration, model: ModelSpec, gpus: int) -> _Degrees:
+    assumed = [f"{name} 1 (not stated)" for name in ("tp", "pp", "cp") if getattr(run, name) is None]
+    if len(assumed) > 1 and gpus > 8:
+        raise Skip("parallel degrees not stated")
+    tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
+    if gpus % (tp * pp * cp):
+        raise Skip("tp * pp * cp does not divide the GPUs")
+    dp = gpus // (tp * pp * cp)
+    if run.dp is not None and run.dp != dp:
+        raise Skip("tp * pp * cp * dp is not the number of GPUs")
+    ep = run.ep or 1
+    # Megatron splits experts like dense matrices where nobody asks for expert parallelism.
+    etp = run.etp or (tp if model.moe is not None and ep == 1 else 1)
+    if model.moe is not None and ((tp * cp * dp) % (ep * etp) or model.moe.experts % ep):
+        raise Skip("ep does not divide the experts or the ranks")
+    return _Degrees(tp, pp, cp, ep if model.moe else 1, etp if model.moe else 1, dp, assumed)
+
+
+def _batch(
+    run: MeasuredConfiguration, context: CostContext, degrees: _Degrees, recomputations: tuple[Recomputation, ...]
+) -> tuple[StrategyBatch, list[str]]:
+    """All settings that the record admits, one row each."""
+    layers, said = context.model.layers, []
+    if degrees.pp > layers:
+        raise Skip("more pipeline stages than layers")
+    share = max(context.job.global_batch // degrees.dp, 1)
+    micro: tuple[int, ...] = (run.micro_batch or 1,)
+    if run.micro_batch is None:
+        micro = tuple(size for size in (1, 2, 4, LARGEST_MICRO_BATCH) if share % size == 0)
+        said.append("micro-batch not stated: the fastest that fits")
+    chunks: tuple[int, ...] = (run.vpp or 1,)
+    if degrees.pp > 1 and run.vpp is None:
+        stages = layers // degrees.pp
+        chunks = tuple(size for size in range(1, stages + 1) if layers % (degrees.pp * size) == 0) or (1,)
+        said.append("virtual stages not stated: the fastest")
+    if degrees.pp * chunks[0] > layers or degrees.pp == 1:
+        chunks = (1,)
+    rows = [
+        _row(run, context, degrees, size, vpp, index, choice.layers)
+        for size, vpp, (index, choice) in product(micro, chunks, enumerate(recomputations))
+    ]
+    return StrategyBatch.concatenate(rows), said
+
+
+def _row(
+    run: MeasuredConfiguration,
+    context: CostContext,
+    degrees: _Degrees,
+    micro_batch: int,
+    vpp: int,
+    recompute_kind: int,
+    recompute_layers: int,
+) -> StrategyBatch:
+    def one(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        return np.array([value], dtype=np.int64)
+
+    layout = context.backend.default_layout(context.model, degrees.pp, vpp)
+    if layout is None:
+        raise Skip("layers cannot be split over the stages")
+    zero = 1 if run.zero is None else run.zero
+    sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
+    shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp
+    return StrategyBatch(
+        tp=one(degrees.tp),
+        sequence_parallel=np.array([sequence_parallel]),
+        cp=one(degrees.cp),
+        pp=one(degrees.pp),
+        vpp=one(vpp),
+        schedule=one(SCHEDULES.index(_schedule(run, degrees.pp, vpp))),  # type: ignore[arg-type]
+        ep=one(degrees.ep),
+        etp=one(degrees.etp),
+        dp=one(degrees.dp),
+        zero_stage=one(zero),
+        shard_degree=one(min(shard, degrees.dp * degrees.cp) if zero else 1),
+        secondary_shard_degree=one(0),
+        micro_batch=one(micro_batch),
+        recompute_kind=one(recompute_kind),
+        recompute_layers=one(recompute_layers),
+        offload_optimizer=np.array([0.0]),
+        offload_device=one(0),
+        offload_parameters=one(0),
+        stage_layers=np.array([layout], dtype=np.int64),
+    )
+
+
+def _schedule(run: MeasuredConfiguration, pp: int, vpp: int) -> str:
+    if pp == 1:
+        return "none"
+    named = str(run.extra.get("pp_schedule") or "").lower()
+    for start, schedule in _SCHEDULES.items():
+        if named.startswith(start):
+            return schedule
+    return "interleaved" if vpp > 1 else "1f1b"
+
+
+def memory_figure(run: MeasuredRun, stack: str) -> tuple[MemoryKind, str]:
+    """Which memory figure the source prints, and of which rank.
+
+    The source's own words count; without them Megatron logs show the allocator's peak and FSDP stacks its reserve."""
+    words = (run.measured.peak_mem_kind or "").lower()
+    rank = str(run.run.extra.get("memory_rank") or words).lower()
+    place = "first" if "rank 0" in rank or "first pipeline" in rank else "last" if "last" in rank else "worst"
+    if "first or last" in rank:
+        place = "worst"
+    if "nvidia-smi" in words:
+        return "device", place
+    if "reserved" in words:
+        return "reserved", place
+    if "alloc" in words or stack.startswith("megatron"):
+        return "allocated", place
+    return "reserved", place

@@ -1,0 +1,11 @@
+"""Why a record cannot be evaluated: a short reason that the report counts."""
+
+from __future__ import annotations
+
+
+class Skip(Exception):
+    """The record cannot be priced; the message is the reason, the same for all records of its kind."""
+
+    @property
+    def reason(self) -> str:
+        return str(self)

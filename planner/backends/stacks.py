@@ -1,0 +1,211 @@
+"""Frameworks that published runs used and for which no plans are written: how each of them ran a step.
+
+A stack differs from the backend it derives from only in stated habits and memory layout.  The same classes price a
+user's own runs on such a framework.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+
+import numpy as np
+
+from planner.backends.base import Backend, Habits, StateBytes
+from planner.backends.deepspeed import DeepSpeed
+from planner.backends.fsdp import Fsdp
+from planner.backends.megatron import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
+from planner.specs.batch import IntArray, StrategyBatch
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+
+
+def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: float, optimizer: float) -> StateBytes:
+    """Whole weights and gradients, optimizer states spread over the shard from stage 1 on."""
+    ones = np.ones(len(batch))
+    spread = np.where(batch.zero_stage >= 1, shard, 1).astype(np.float64)
+    states = optimizer / spread
+    return StateBytes(weights * ones, gradients * ones, states, states, states, 0.0 * ones)
+
+
+class Megatron2021(Megatron):
+    """Megatron-LM before Transformer Engine (2020 to 2022): no flash attention, synchronous stage transfers."""
+
+    name = "megatron-2021"
+    title = "Megatron-LM before Transformer Engine"
+    habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2")
+
+
+class MegatronDeepSpeed(Megatron2021):
+    """Megatron-DeepSpeed as BLOOM was trained with it."""
+
+    name = "megatron-deepspeed"
+    title = "Megatron-DeepSpeed"
+    habits = replace(Megatron2021.habits, fused_kernels=False)
+
+
+class AlephAlpha(Megatron):
+    """Aleph Alpha's layout study (arXiv 2311.05610): tensor, pipeline and ZeRO-1, 1F1B."""
+
+    name = "aleph-alpha"
+    title = "Aleph Alpha scaling stack"
+    habits = replace(
+        Megatron.habits,
+        tensor_parallel_overlap=False,
+        fused_kernels=False,
+        attention_kernel="flash2",
+        loss_vocab_parallel=False,
+    )
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        return _states(batch, shard, 2.0, 2.0, 12.0)
+
+
+class Nanotron(Megatron):
+    """nanotron: tensor parallelism with reduce-scatter, 1F1B, ZeRO-0 or 1, fp32 gradient accumulation."""
+
+    name = "nanotron"
+    title = "nanotron"
+    habits = replace(
+        Megatron.habits,
+        tensor_parallel_overlap=False,
+        fused_kernels=False,
+        attention_kernel="flash2",
+        vocab_multiple=1,
+    )
+
+    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
+        """Blocks are handed out by compute cost, the head included (nanotron/models/llama.py, get_block_compute_costs;
+        a stage is closed by the block that takes the running cost past its share)."""
+        layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.ffn * model.hidden
+        total = model.layers * layer + model.vocab * model.hidden
+        counts, stage = [0] * pp, 0
+        for index in range(model.layers):
+            counts[stage] += 1
+            if (index + 1) * layer > total * (stage + 1) / pp and stage < pp - 1:
+                stage += 1
+        return tuple(counts)
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        return _states(batch, shard, 2.0, 4.0, 12.0)
+
+
+class ZeroBubble(Megatron2021):
+    """The Megatron-LM fork of the zero-bubble schedules (arXiv 2401.10241)."""
+
+    name = "zero-bubble"
+    title = "Megatron-LM, zero-bubble fork"
+    habits = replace(Megatron.habits, tensor_parallel_overlap=False)
+
+    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
+        """The first and the last stage hold one layer fewer."""
+        if pp * vpp == 1:
+            return (model.layers,)
+        stages = pp * vpp
+        each = -(-(model.layers + 2) // stages)
+        middle = (model.layers - 2 * (each - 1)) // (stages - 2) if stages > 2 else 0
+        return (each - 1, *([middle] * (stages - 2)), each - 1) if stages > 2 else (each - 1, each - 1)
+
+
+class MegatronFsdp(Megatron):
+    """Megatron-LM with fully sharded parameters (--use-megatron-fsdp)."""
+
+    name = "megatron-fsdp"
+    title = "Megatron-FSDP"
+    habits = replace(Megatron.habits, data_parallel_overlap="every-layer")
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        ones = np.ones(len(batch))
+        spread = np.maximum(shard, 1).astype(np.float64)
+        optimizer = OPTIMIZER_BYTES[job.precision] / spread
+        weights, gradients = WEIGHT_BYTES[job.precision] / spread, GRADIENT_BYTES[job.precision] / spread
+        return StateBytes(weights, gradients, optimizer, optimizer, optimizer, 0.0 * ones)
+
+
+class LlmFoundry(Fsdp):
+    """MosaicML llm-foundry: composer with FSDP1, FlashAttention-2, eager blocks."""
+
+    name = "llm-foundry"
+    title = "llm-foundry (FSDP1)"
+
+
+class Torchtitan(Fsdp):
+    """torchtitan: FSDP2 and tensor parallelism, blocks compiled by default."""
+
+    name = "torchtitan"
+    title = "torchtitan"
+
+
+class Compiled(Torchtitan):
+    """The same with torch.compile: fused elementwise kernels, nothing saved twice."""
+
+    name = "torchtitan-compiled"
+    title = "torchtitan, compiled"
+    habits = replace(Fsdp.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
+
+
+class ZeroOffload(DeepSpeed):
+    """DeepSpeed (and Gemini) ZeRO-3 with states in host memory."""
+
+    name = "zero3"
+    title = "ZeRO-3"
+
+
+STACKS: dict[str, Backend] = {
+    stack.name: stack
+    for stack in (
+        Megatron(),
+        Megatron2021(),
+        MegatronDeepSpeed(),
+        MegatronFsdp(),
+        AlephAlpha(),
+        Nanotron(),
+        ZeroBubble(),
+        LlmFoundry(),
+        Torchtitan(),
+        Compiled(),
+        ZeroOffload(),
+        Fsdp(),
+        DeepSpeed(),
+    )
+}
+"""Every stack by its name; those of the product's own backends are the backends themselves."""
+
+_FRAMEWORKS = (
+    ("megatron-fsdp", "megatron-fsdp"),
+    ("megatron-deepspeed", "megatron-deepspeed"),
+    ("megatron-lm (sail-sg", "zero-bubble"),
+    ("megatron", "megatron"),
+    ("nemo", "megatron"),
+    ("mcore", "megatron"),
+    ("megascale", "megatron"),
+    ("meta in-house", "megatron"),
+    ("aleph", "aleph-alpha"),
+    ("nanotron", "nanotron"),
+    ("llm-foundry", "llm-foundry"),
+    ("torchtitan", "torchtitan"),
+    ("fsdp", "fsdp"),
+    ("fms", "torchtitan-compiled"),
+    ("maxtext", "torchtitan-compiled"),
+    ("paxml", "megatron"),
+    ("primus", "megatron"),
+    ("internevo", "megatron"),
+    ("xtuner", "fsdp"),
+    ("transformers", "fsdp"),
+    ("automodel", "fsdp"),
+    ("deepspeed", "deepspeed"),
+    ("colossalai", "zero3"),
+)
+"""How a framework's name starts, and the stack that prices it; the first match counts."""
+
+DEFAULT_STACK = "megatron"
+"""What prices a framework that none of the prefixes names."""
+
+
+def stack_named(framework: str) -> tuple[Backend, bool]:
+    """The stack of a framework as a record names it, and whether it is known."""
+    name = framework.strip().lower()
+    for prefix, stack in _FRAMEWORKS:
+        if name.startswith(prefix):
+            return STACKS[stack], True
+    return STACKS[DEFAULT_STACK], False
