@@ -12,8 +12,10 @@ import numpy as np
 
 from planner.accuracy.interpret import Case, interpret
 from planner.accuracy.skip import Skip
+from planner.backends.base import Backend
 from planner.cost.constants import ConstantTable
 from planner.cost.evaluate import assembled, fits
+from planner.errors import PlannerError
 from planner.specs.batch import StrategyBatch
 from planner.specs.measurement import MeasuredRun
 
@@ -31,18 +33,35 @@ class Prediction:
 
 
 def cases_of(runs: Sequence[MeasuredRun]) -> tuple[list[Case], list[Prediction]]:
-    """Records that can be priced, and the others with their reasons."""
+    """Cases that can be priced, and predictions that only carry a reason why they cannot."""
     cases, skipped = [], []
     for run in runs:
         try:
             cases.append(interpret(run))
-        except Skip as problem:
-            skipped.append(Prediction(run.id, None, None, None, problem.reason))
+        except _UNUSABLE as problem:
+            skipped.append(_not_priced(run, problem))
     return cases, skipped
 
 
-def predict(cases: Sequence[Case], table: ConstantTable | None = None) -> list[Prediction]:
-    """One prediction a case, in their order; with other constants than the published ones where a table is given."""
+_UNUSABLE = (Skip, PlannerError, ArithmeticError, TypeError, ValueError)
+"""What a record with impossible or contradictory fields raises on its way through the model; each becomes a reason."""
+
+
+def _not_priced(run: MeasuredRun, problem: Exception) -> Prediction:
+    if isinstance(problem, Skip):
+        reason = problem.reason
+    elif isinstance(problem, PlannerError):
+        reason = problem.message
+    else:
+        reason = "its fields cannot be used together"
+    return Prediction(run.id, None, None, None, reason)
+
+
+def predict(
+    cases: Sequence[Case], table: ConstantTable | None = None, memory_factor: float = 1.0
+) -> list[Prediction]:
+    """One prediction a case, in their order; with other constants than the published ones where a table is given, and
+    with the memory of a rank (before context and buffers) times ``memory_factor``."""
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
         context, batch = case.context, case.batch
@@ -50,12 +69,37 @@ def predict(cases: Sequence[Case], table: ConstantTable | None = None) -> list[P
         groups[(context.model, context.cluster, context.job, id(context.backend), shape[0])].append(index)
     found: dict[int, Prediction] = {}
     for members in groups.values():
-        found |= _group([cases[index] for index in members], members, table)
+        found |= _guarded(cases, members, table, memory_factor)
     return [found[index] for index in range(len(cases))]
 
 
-def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -> dict[int, Prediction]:
+def with_memory_factor(backend: Backend, factor: float) -> Backend:
+    """The framework with the allocator's need of a rank scaled: how a calibrated machine's memory enters the model."""
+    return backend.with_habits(allocator_factor=backend.habits.allocator_factor * factor)
+
+
+def _guarded(
+    cases: Sequence[Case], members: list[int], table: ConstantTable | None, memory_factor: float
+) -> dict[int, Prediction]:
+    """A group of cases; where one of them cannot be priced, the others are priced without it."""
+    try:
+        return _group([cases[index] for index in members], members, table, memory_factor)
+    except _UNUSABLE as problem:
+        if len(members) == 1:
+            return {members[0]: _not_priced(cases[members[0]].run, problem)}
+        return {
+            index: prediction
+            for member in members
+            for index, prediction in _guarded(cases, [member], table, memory_factor).items()
+        }
+
+
+def _group(
+    cases: list[Case], indices: list[int], table: ConstantTable | None, memory_factor: float
+) -> dict[int, Prediction]:
     context = cases[0].context if table is None else replace(cases[0].context, table=table)
+    if memory_factor != 1.0:
+        context = replace(context, backend=with_memory_factor(context.backend, memory_factor))
     batch = StrategyBatch.concatenate([case.batch for case in cases])
     step = np.zeros(len(batch))
     memory = {kind: [np.zeros(0)] * len(batch) for kind in ("allocated", "reserved", "device")}
@@ -64,10 +108,10 @@ def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -
         rows = np.flatnonzero(batch.vpp == vpp)
         model, result = assembled(context, batch.take(rows))
         step[rows], peak[rows], fit[rows] = result.step_time_s, result.peak_memory_bytes, fits(context, result)
-        allocated = (result.rank_memory_bytes - model.device_overhead_bytes[:, None]) / model.memory_factor[:, None]
+        reserved = result.rank_memory_bytes - model.device_overhead_bytes[:, None]
         for place, row in enumerate(rows):
-            memory["allocated"][row] = allocated[place]
-            memory["reserved"][row] = allocated[place] * model.memory_factor[place]
+            memory["allocated"][row] = reserved[place] / model.memory_factor[place] * memory_factor
+            memory["reserved"][row] = reserved[place]
             memory["device"][row] = result.rank_memory_bytes[place]
     predictions, start = {}, 0
     for index, case in zip(indices, cases, strict=True):
@@ -76,6 +120,8 @@ def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -
         row = _chosen(rows, step, peak, fit)
         figure = memory[case.memory_kind][row]
         rank = {"first": figure[0], "last": figure[-1]}.get(case.memory_rank, figure.max())
+        if not (np.isfinite(step[row]) and np.isfinite(rank)):
+            raise ValueError(f"{case.run.id}: the prediction is not finite")
         predictions[index] = Prediction(
             case.run.id, float(step[row]) if case.timed else None, float(rank), bool(fit[row]), None, case.assumed
         )

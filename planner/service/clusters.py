@@ -14,11 +14,12 @@ from pydantic import Field, ValidationError
 
 from planner.catalog import default_system, load_accelerator, load_system
 from planner.errors import InputError
-from planner.service.inputs import MAX_GPUS, checked_float, checked_int, checked_text, input_error, read_mapping
+from planner.service.inputs import MAX_GPUS, checked_float, checked_int, checked_text, read_mapping
 from planner.service.requests import ClusterInput
 from planner.specs.base import Spec
 from planner.specs.cluster import Accelerator, Cluster, System
 from planner.specs.plan import Assumption
+from planner.specs.problems import input_error
 from planner.units import BITS_PER_BYTE, GB, GIB
 
 GPU_HINT = "name an accelerator of `planner gpus`, for example --gpu h100"

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from planner.backends import BACKENDS
 from planner.catalog import CATALOG_VERSION
 from planner.errors import InputError
-from planner.service.inputs import input_error, one_of, read_mapping
+from planner.service.inputs import one_of, read_mapping
 from planner.specs.plan import SCHEMA_VERSION, Assumption, Plan, PlanDocument, Request, SearchReport
+from planner.specs.problems import input_error
 from planner.version import __version__
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from planner.errors import InputError
+from planner.specs.problems import shown
 
 MAX_FILE_BYTES = 1_000_000
 """Model, cluster and plan files are a few kB; anything larger is the wrong file."""
@@ -28,12 +28,6 @@ MAX_GPUS = 1_000_000
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _COUNT = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgb]i?)?$", re.IGNORECASE)
-
-
-def shown(value: object) -> str:
-    """A value as an error message may print it: escaped and short."""
-    text = ascii(value) if isinstance(value, str) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def checked_text(value: object, where: str, hint: str) -> str:
@@ -194,46 +188,3 @@ def read_mapping(path: Path, where: str) -> dict[str, Any]:
             hint="write `name: value` lines",
         )
     return content
-
-
-def input_error(problem: ValidationError, where: str, known: Iterable[str] = ()) -> InputError:
-    """The first complaint of pydantic in our words; an unknown key names the nearest known one."""
-    first = problem.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    place = f"{where}: {field}" if field else where
-    names = sorted(known)
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(field.rsplit(".", 1)[-1], names, n=1)
-        return InputError(
-            "this field does not exist",
-            where=place,
-            got=shown(first.get("input")),
-            allowed=", ".join(names) or None,
-            hint=f"did you mean {near[0]}?" if near else "remove the field",
-        )
-    if first["type"] == "missing":
-        return InputError(
-            "this field is missing",
-            where=place,
-            allowed=", ".join(names) or None,
-            hint=f"add {field}, or check the file",
-        )
-    message = first["msg"].removeprefix("Value error, ")
-    got = None if isinstance(first.get("input"), Mapping) else shown(first.get("input"))
-    return InputError(
-        message[:1].lower() + message[1:],
-        where=place,
-        got=got,
-        allowed=_TYPES.get(first["type"].removesuffix("_type")),
-        hint=f"correct {field or where}",
-    )
-
-
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text (in quotes where YAML would read a number or a date)",
-    "bool": "true or false",
-    "finite_number": "a finite number",
-}
-"""What pydantic's type errors ask for."""

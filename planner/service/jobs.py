@@ -7,12 +7,13 @@ from typing import cast, get_args
 
 from planner.cost.params import total_params
 from planner.errors import InputError
-from planner.service.inputs import checked_float, checked_int, count_with_suffix, one_of, shown
+from planner.service.inputs import checked_float, checked_int, count_with_suffix, one_of
 from planner.service.requests import JobInput
 from planner.specs.cluster import Accelerator, Cluster
 from planner.specs.job import Job, Loss, Objective, Precision
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption
+from planner.specs.problems import shown
 from planner.units import count
 
 DEFAULT_SEQ_LEN = 8192

@@ -15,10 +15,11 @@ import numpy as np
 from planner.backends.base import Backend, RecomputeKind, RuleContext
 from planner.cost.evaluate import CostContext
 from planner.errors import InputError
-from planner.service.inputs import checked_int, one_of, shown
+from planner.service.inputs import checked_int, one_of
 from planner.service.requests import StrategyInput
 from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, StrategyBatch
 from planner.specs.plan import Assumption
+from planner.specs.problems import shown
 from planner.specs.strategy import RecomputeMode
 
 MAX_DEGREE = 1_000_000

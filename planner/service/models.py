@@ -13,9 +13,10 @@ from planner.catalog import load_model, model_assumption
 from planner.catalog.huggingface import read_model_config
 from planner.cost.params import total_params
 from planner.errors import InputError
-from planner.service.inputs import checked_text, input_error, read_mapping, read_text
+from planner.service.inputs import checked_text, read_mapping, read_text
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption
+from planner.specs.problems import input_error
 from planner.units import count
 
 MODEL_HINT = "name a model of `planner models`, or a config.json, or a YAML file of dimensions"

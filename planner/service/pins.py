@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import get_args
 
 from planner.errors import InputError
-from planner.service.inputs import checked_int, checked_text, one_of, shown
+from planner.service.inputs import checked_int, checked_text, one_of
 from planner.service.requests import PinValue
+from planner.specs.problems import shown
 from planner.specs.strategy import OffloadDevice, Schedule
 
 NUMBERS = {

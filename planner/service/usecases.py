@@ -17,7 +17,7 @@ from planner.errors import InputError
 from planner.service.clusters import resolve_cluster
 from planner.service.document import make_document
 from planner.service.failures import Interrupted
-from planner.service.inputs import checked_float, checked_int, one_of, shown
+from planner.service.inputs import checked_float, checked_int, one_of
 from planner.service.jobs import resolve_job
 from planner.service.layout import check_rules, resolve_layout
 from planner.service.models import resolve_model
@@ -27,6 +27,7 @@ from planner.service.rule_of_thumb import against_rule_of_thumb
 from planner.service.searching import cheapest_cluster, search_backends
 from planner.specs.convert import from_strategy, to_strategy
 from planner.specs.plan import Assumption, Plan, PlanDocument, Request, SearchReport
+from planner.specs.problems import shown
 
 MAX_TOP = 50
 MAX_TIME_LIMIT_S = 86_400.0

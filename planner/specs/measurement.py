@@ -6,62 +6,71 @@ are ignored, so that records may carry more than the planner reads.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+MAX_RANKS = 1_000_000
+Ranks = Annotated[int, Field(gt=0, le=MAX_RANKS)]
+"""GPUs, or a degree that splits them."""
+Sequences = Annotated[int, Field(gt=0, le=100_000_000)]
+Size = Annotated[int, Field(gt=0, le=10_000_000)]
+"""A dimension of the model."""
+OptionalSize = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class Fact(BaseModel):
     """A group of stated facts: frozen, finite, tolerant of fields that the planner does not read."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, str_max_length=20_000)
 
 
 class MeasuredMoe(Fact):
-    experts: int | None = Field(default=None, gt=1)
-    top_k: int | None = Field(default=None, gt=0)
-    expert_ffn: int | None = Field(default=None, gt=0)
-    shared_ffn: int | None = Field(default=None, ge=0)
+    experts: int | None = Field(default=None, gt=1, le=100_000)
+    top_k: Size | None = None
+    expert_ffn: Size | None = None
+    shared_ffn: OptionalSize | None = None
     """Total width of the shared experts."""
-    moe_layers: int | None = Field(default=None, ge=0)
+    moe_layers: int | None = Field(default=None, ge=0, le=10_000)
     """Layers with experts; the others keep a dense MLP and come first."""
 
 
 class MeasuredMla(Fact):
-    q_lora: int | None = Field(default=None, ge=0)
-    kv_lora: int = Field(gt=0)
-    qk_nope: int = Field(gt=0)
-    qk_rope: int = Field(gt=0)
-    v_head: int = Field(gt=0)
+    q_lora: OptionalSize | None = None
+    kv_lora: Size
+    qk_nope: Size
+    qk_rope: Size
+    v_head: Size
 
 
 class MeasuredModel(Fact):
     name: str = ""
-    layers: int | None = Field(default=None, gt=0)
-    hidden: int | None = Field(default=None, gt=0)
-    ffn: int | None = Field(default=None, ge=0)
-    heads: int | None = Field(default=None, gt=0)
-    kv_heads: int | None = Field(default=None, gt=0)
-    head_dim: int | None = Field(default=None, gt=0)
-    vocab: int | None = Field(default=None, gt=0)
-    seq_len: int | None = Field(default=None, gt=0)
+    layers: int | None = Field(default=None, gt=0, le=10_000)
+    hidden: Size | None = None
+    ffn: OptionalSize | None = None
+    heads: Size | None = None
+    kv_heads: Size | None = None
+    head_dim: Size | None = None
+    vocab: Sequences | None = None
+    seq_len: Sequences | None = None
     tied_embeddings: bool | None = None
     gated_mlp: bool | None = None
     attention: str | None = None
     position: str | None = None
     """rope, learned, alibi, none."""
     qk_norm: bool | None = None
-    mtp_layers: int | None = Field(default=None, ge=0)
+    mtp_layers: int | None = Field(default=None, ge=0, le=1_000)
     moe: MeasuredMoe | None = None
     mla: MeasuredMla | None = None
-    hybrid: str | None = None
+    hybrid: str | None = Field(default=None, max_length=2_000)
     """Pattern and dimensions of state-space or linear-attention layers, in words."""
 
 
 class MeasuredHardware(Fact):
     gpu: str | None = None
-    gpus: int | None = Field(default=None, gt=0)
-    gpus_per_node: int | None = Field(default=None, gt=0)
+    gpus: Ranks | None = None
+    gpus_per_node: Ranks | None = None
     intra: str | None = None
     inter: str | None = None
 
@@ -78,19 +87,19 @@ class MeasuredConfiguration(Fact):
     framework: str | None = None
     version: str | None = None
     precision: str | None = None
-    tp: int | None = Field(default=None, gt=0)
+    tp: Ranks | None = None
     sequence_parallel: bool | None = None
-    pp: int | None = Field(default=None, gt=0)
-    vpp: int | None = Field(default=None, gt=0)
-    cp: int | None = Field(default=None, gt=0)
-    ep: int | None = Field(default=None, gt=0)
-    etp: int | None = Field(default=None, gt=0)
-    dp: int | None = Field(default=None, gt=0)
+    pp: Ranks | None = None
+    vpp: Ranks | None = None
+    cp: Ranks | None = None
+    ep: Ranks | None = None
+    etp: Ranks | None = None
+    dp: Ranks | None = None
     zero: int | None = Field(default=None, ge=0, le=3)
     """0 plain data parallelism, 1 sharded optimizer, 2 gradients too, 3 parameters too (FSDP)."""
-    micro_batch: int | None = Field(default=None, gt=0)
+    micro_batch: Sequences | None = None
     """Sequences of one micro-batch on one data-parallel rank."""
-    global_batch: int | None = Field(default=None, gt=0)
+    global_batch: Sequences | None = None
     """Sequences of one step."""
     recompute: str | None = None
     """none, selective, full, full:N-layers, or modules:a,b."""
@@ -116,10 +125,10 @@ class MeasuredConfiguration(Fact):
 class Measured(Fact):
     """What was observed; step time and memory are compared, the rest is kept for the reader."""
 
-    step_time_s: float | None = Field(default=None, gt=0)
+    step_time_s: float | None = Field(default=None, gt=0, le=1e9)
     tokens_per_s_per_gpu: float | None = Field(default=None, gt=0)
     model_tflops_per_gpu: float | None = None
-    peak_mem_gib: float | None = Field(default=None, gt=0)
+    peak_mem_gib: float | None = Field(default=None, gt=0, le=1e9)
     peak_mem_kind: str | None = None
     """Which figure it is, in the source's words: allocated, reserved, or what the driver shows; and of which rank."""
     oom: bool | None = None

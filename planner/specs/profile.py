@@ -1,0 +1,65 @@
+"""A machine profile: how somebody's own runs of one accelerator differ from the published constants.
+
+``planner calibrate`` writes it as YAML, ``--profile`` reads it; it travels inside the plan document, so that a plan can
+be estimated again as it was made."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from planner.specs.base import Spec
+
+PROFILE_SCHEMA_VERSION = 1
+
+Factor = Annotated[float, Field(ge=0.02, le=50.0)]
+"""A multiplier on a published value."""
+
+
+class ProfileRun(Spec):
+    """One run that a profile rests on, with the relative error (predicted / measured - 1) of its step time."""
+
+    id: str
+    measured_step_time_s: float | None = None
+    error_before: float | None = None
+    """With the published constants."""
+    error_after: float | None = None
+    """With the profile."""
+    error_left_out: float | None = None
+    """With a profile fitted to the other runs only; null where there are no others."""
+    measured_peak_memory_bytes: float | None = None
+    memory_error_before: float | None = None
+    memory_error_after: float | None = None
+
+
+class CalibratedFactor(Spec):
+    """One thing that was fitted: a factor on every constant that describes it."""
+
+    name: str
+    meaning: str
+    factor: Factor
+    """On a rate: above 1 is faster; on a time or on memory: above 1 is more."""
+    low: float
+    high: float
+    """What is plausible; a fit that ends outside is refused."""
+    determined: float = Field(ge=0, le=1)
+    """How much the runs say about it: 0 the value is the prior's, 1 it is the runs' alone."""
+
+
+class Profile(Spec):
+    """Factors on the published constants of one accelerator."""
+
+    schema_version: int = PROFILE_SCHEMA_VERSION
+    planner_version: str
+    created: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    accelerator: str
+    """Catalogue id; the profile is refused for any other."""
+    framework: str
+    """As the runs name it."""
+    factors: dict[str, Factor] = Field(default_factory=dict)
+    """Multiplies the constant of that name (planner/cost/constants.yaml)."""
+    memory_factor: Factor = 1.0
+    """Multiplies the peak memory of a rank (before context and communication buffers)."""
+    fitted: tuple[CalibratedFactor, ...] = ()
+    runs: tuple[ProfileRun, ...] = ()
