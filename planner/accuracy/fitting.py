@@ -36,11 +36,26 @@ class Fit:
     """Its derivative by the logarithm of every constant."""
 
 
+@dataclass(frozen=True)
+class Minimum:
+    """Where a robust fit ended."""
+
+    logs: FloatArray
+    """(constants,) logarithms of the values."""
+    errors: FloatArray
+    """(rows,) at these values."""
+    jacobian: FloatArray
+    """(rows, constants) derivative of the errors by the logarithms."""
+    determined: FloatArray
+    """(constants,) share of what is known that comes from the rows: 0 the prior's alone, 1 the rows' alone."""
+
+
 def log_errors(cases: Sequence[Case], table: ConstantTable) -> FloatArray:
     """log(predicted / measured) step time of cases that have both."""
     predictions = predict(cases, table)
     measured = np.array([case.run.measured.step_time_s for case in cases], dtype=float)
-    return np.log(np.array([p.step_time_s for p in predictions], dtype=float) / measured)
+    errors: FloatArray = np.log(np.array([p.step_time_s for p in predictions], dtype=float) / measured)
+    return errors
 
 
 def fit(
@@ -52,35 +67,61 @@ def fit(
     iterations: int = _ITERATIONS,
     progress: Callable[[int, float], None] | None = None,
 ) -> Fit:
-    """Gauss-Newton with iteratively reweighted rows; ``weights`` (rows,) scale the squared errors."""
+    """Constants of the table that fit the step times best; ``weights`` (rows,) scale the squared errors."""
     keys = list(free)
-    x = np.log([free[key].value for key in keys])
-    prior = np.log([free[key].prior for key in keys])
-    precision = 1.0 / np.array([free[key].spread for key in keys]) ** 2
 
     def at(logs: FloatArray) -> FloatArray:
         return log_errors(cases, table.with_values(dict(zip(keys, np.exp(logs), strict=True))))
+
+    found = minimise(
+        at,
+        np.log([free[key].value for key in keys]),
+        np.log([free[key].prior for key in keys]),
+        np.array([free[key].spread for key in keys]),
+        weights,
+        iterations=iterations,
+        progress=progress,
+    )
+    return Fit(dict(zip(keys, np.exp(found.logs).tolist(), strict=True)), found.errors, found.jacobian)
+
+
+def minimise(
+    errors_at: Callable[[FloatArray], FloatArray],
+    start: FloatArray,
+    prior: FloatArray,
+    spread: FloatArray,
+    weights: FloatArray,
+    *,
+    iterations: int = _ITERATIONS,
+    progress: Callable[[int, float], None] | None = None,
+) -> Minimum:
+    """Gauss-Newton with iteratively reweighted rows and a normal prior on every logarithm.
+
+    ``errors_at`` maps (constants,) logarithms to (rows,) errors; start, prior and spread are (constants,)."""
+    x, precision = np.array(start, dtype=float), 1.0 / spread**2
 
     def loss(errors: FloatArray, logs: FloatArray) -> float:
         soft = 2.0 * (np.sqrt(1.0 + (errors / _SOFT_ERROR) ** 2) - 1.0)
         return float(np.sum(weights * soft) + np.sum(precision * (logs - prior) ** 2))
 
-    errors = at(x)
+    errors = errors_at(x)
     best, damping = loss(errors, x), 1e-3
-    jacobian = np.zeros((len(errors), len(keys)))
+    jacobian = np.zeros((len(errors), len(x)))
+    data = np.zeros((len(x), len(x)))
     for iteration in range(iterations):
-        for column in range(len(keys)):
+        for column in range(len(x)):
             moved = x.copy()
             moved[column] += _STEP
-            jacobian[:, column] = (at(moved) - errors) / _STEP
+            jacobian[:, column] = (errors_at(moved) - errors) / _STEP
         robust = weights / _SOFT_ERROR**2 / np.sqrt(1.0 + (errors / _SOFT_ERROR) ** 2)
-        hessian = jacobian.T @ (robust[:, None] * jacobian) + np.diag(precision)
+        data = jacobian.T @ (robust[:, None] * jacobian)
+        hessian = data + np.diag(precision)
         gradient = jacobian.T @ (robust * errors) + precision * (x - prior)
         improved = False
         for _ in range(6):
             change = -np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
             trial = x + np.clip(change, -_BOUNDED, _BOUNDED)
-            trial_errors = at(trial)
+            trial_errors = errors_at(trial)
             trial_loss = loss(trial_errors, trial)
             if trial_loss < best:
                 improved = best - trial_loss > 1e-4 * best
@@ -91,4 +132,5 @@ def fit(
             progress(iteration, best)
         if not improved:
             break
-    return Fit(dict(zip(keys, np.exp(x).tolist(), strict=True)), errors, jacobian)
+    variance = np.diag(np.linalg.inv(data + np.diag(precision)))
+    return Minimum(x, errors, jacobian, np.clip(1.0 - variance * precision, 0.0, 1.0))

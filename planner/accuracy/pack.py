@@ -17,6 +17,7 @@ from typing import Any
 
 from planner.accuracy.records import DATA
 from planner.specs.measurement import (
+    Fact,
     Measured,
     MeasuredConfiguration,
     MeasuredHardware,
@@ -26,7 +27,7 @@ from planner.specs.measurement import (
 
 LONGEST_TEXT = 200
 """Longer texts in ``run.extra`` are prose."""
-_GROUPS = {
+_GROUPS: dict[str, type[Fact]] = {
     "source": MeasuredSource,
     "model": MeasuredModel,
     "hardware": MeasuredHardware,

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.accuracy.interpret import Case, interpret
+from planner.accuracy.profiled import with_memory_factor
 from planner.accuracy.skip import Skip
-from planner.backends.base import Backend
 from planner.cost.constants import ConstantTable
 from planner.cost.evaluate import assembled, fits
 from planner.errors import PlannerError
-from planner.specs.batch import StrategyBatch
+from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 from planner.specs.measurement import MeasuredRun
 
 
@@ -57,9 +57,7 @@ def _not_priced(run: MeasuredRun, problem: Exception) -> Prediction:
     return Prediction(run.id, None, None, None, reason)
 
 
-def predict(
-    cases: Sequence[Case], table: ConstantTable | None = None, memory_factor: float = 1.0
-) -> list[Prediction]:
+def predict(cases: Sequence[Case], table: ConstantTable | None = None, memory_factor: float = 1.0) -> list[Prediction]:
     """One prediction a case, in their order; with other constants than the published ones where a table is given, and
     with the memory of a rank (before context and buffers) times ``memory_factor``."""
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -71,11 +69,6 @@ def predict(
     for members in groups.values():
         found |= _guarded(cases, members, table, memory_factor)
     return [found[index] for index in range(len(cases))]
-
-
-def with_memory_factor(backend: Backend, factor: float) -> Backend:
-    """The framework with the allocator's need of a rank scaled: how a calibrated machine's memory enters the model."""
-    return backend.with_habits(allocator_factor=backend.habits.allocator_factor * factor)
 
 
 def _guarded(
@@ -98,8 +91,7 @@ def _group(
     cases: list[Case], indices: list[int], table: ConstantTable | None, memory_factor: float
 ) -> dict[int, Prediction]:
     context = cases[0].context if table is None else replace(cases[0].context, table=table)
-    if memory_factor != 1.0:
-        context = replace(context, backend=with_memory_factor(context.backend, memory_factor))
+    context = replace(context, backend=with_memory_factor(context.backend, memory_factor))
     batch = StrategyBatch.concatenate([case.batch for case in cases])
     step = np.zeros(len(batch))
     memory = {kind: [np.zeros(0)] * len(batch) for kind in ("allocated", "reserved", "device")}
@@ -117,18 +109,18 @@ def _group(
     for index, case in zip(indices, cases, strict=True):
         rows = np.arange(start, start + len(case.batch))
         start += len(case.batch)
-        row = _chosen(rows, step, peak, fit)
-        figure = memory[case.memory_kind][row]
+        chosen = _chosen(rows, step, peak, fit)
+        figure = memory[case.memory_kind][chosen]
         rank = {"first": figure[0], "last": figure[-1]}.get(case.memory_rank, figure.max())
-        if not (np.isfinite(step[row]) and np.isfinite(rank)):
+        if not (np.isfinite(step[chosen]) and np.isfinite(rank)):
             raise ValueError(f"{case.run.id}: the prediction is not finite")
         predictions[index] = Prediction(
-            case.run.id, float(step[row]) if case.timed else None, float(rank), bool(fit[row]), None, case.assumed
+            case.run.id, float(step[chosen]) if case.timed else None, float(rank), bool(fit[chosen]), None, case.assumed
         )
     return predictions
 
 
-def _chosen(rows: np.ndarray, step: np.ndarray, peak: np.ndarray, fit: np.ndarray) -> int:  # type: ignore[type-arg]
+def _chosen(rows: IntArray, step: FloatArray, peak: FloatArray, fit: BoolArray) -> int:
     """The fastest setting that fits, else the one that needs least memory."""
     fitting = rows[fit[rows]]
     return int(fitting[np.argmin(step[fitting])] if len(fitting) else rows[np.argmin(peak[rows])])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from pydantic import ValidationError
 
@@ -68,7 +68,9 @@ def _read(path: Path, records: Records, where: str) -> None:
                 _take(line, Place(str(path), number), records)
     if len(records.runs) + len(records.problems) == before:
         records.problems.append(
-            RecordProblem(file=str(path), what="the file holds no records", allowed="one JSON object a line", hint=_FORMAT)
+            RecordProblem(
+                file=str(path), what="the file holds no records", allowed="one JSON object a line", hint=_FORMAT
+            )
         )
 
 
@@ -79,13 +81,14 @@ def _opened(path: Path, where: str) -> IO[bytes]:
             raise InputError(
                 what, where=where, got=shown(str(path)), allowed="a .jsonl or .jsonl.gz file", hint="check the path"
             )
-        stream: IO[bytes] = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[assignment]
+        # Closed by the caller.
+        opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or str(problem)
         raise InputError(
             f"the file cannot be read: {reason}", where=where, got=shown(str(path)), hint="check path and permissions"
         ) from problem
-    return stream
+    return cast(IO[bytes], opened)
 
 
 def _lines(stream: IO[bytes], path: Path, records: Records) -> Iterator[tuple[int, bytes]]:
@@ -172,9 +175,7 @@ def _parsed(line: bytes) -> MeasuredRun:
             hint=_FORMAT,
         ) from problem
     if not isinstance(content, dict):
-        raise InputError(
-            "the line is not a record", got=shown(content), allowed="one JSON object a line", hint=_FORMAT
-        )
+        raise InputError("the line is not a record", got=shown(content), allowed="one JSON object a line", hint=_FORMAT)
     try:
         # Strict: a number in quotes is a mistake of the file, not a number.
         return MeasuredRun.model_validate(content, strict=True)

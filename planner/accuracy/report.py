@@ -28,6 +28,7 @@ from planner.specs.accuracy import (
     SweepRow,
     TimeRow,
 )
+from planner.specs.batch import FloatArray
 from planner.specs.measurement import MeasuredRun, MemoryKind
 from planner.specs.profile import Profile
 from planner.units import GIB
@@ -273,7 +274,7 @@ def _sweep(rows: Sequence[Scored]) -> SweepRow:
     )
 
 
-def _spearman(left: np.ndarray, right: np.ndarray) -> float:  # type: ignore[type-arg]
+def _spearman(left: FloatArray, right: FloatArray) -> float:
     """Rank correlation; equal values share the last of their ranks, constant ones correlate with nothing."""
     ranks = [np.searchsorted(np.sort(values), values, side="right").astype(float) for values in (left, right)]
     a, b = (values - values.mean() for values in ranks)

@@ -1,5 +1,7 @@
-"""The use cases that the command line and library users call; see usecases.py, catalogs.py and requests.py."""
+"""The use cases that the command line and library users call; see usecases.py, accuracy.py, catalogs.py and
+requests.py."""
 
+from planner.service.accuracy import AccuracyRequest, accuracy, calibrate
 from planner.service.catalogs import list_backends, list_gpus, list_models
 from planner.service.clusters import resolve_cluster
 from planner.service.document import load_plan
@@ -17,11 +19,14 @@ from planner.service.usecases import (
 )
 
 __all__ = [
+    "AccuracyRequest",
     "ClusterInput",
     "Interrupted",
     "JobInput",
     "PlanRequest",
     "StrategyInput",
+    "accuracy",
+    "calibrate",
     "check_output",
     "estimate",
     "estimate_document",

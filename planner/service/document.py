@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 def document_id(request: Request, limits: dict[str, Any]) -> str:
     """SHA-256 of the normalised question and the catalogue version: the same question has the same id."""
-    question = {"request": request.model_dump(mode="json"), "limits": limits, "catalog": CATALOG_VERSION}
+    asked = request.model_dump(mode="json")
+    if request.profile is None:
+        del asked["profile"]
+    question = {"request": asked, "limits": limits, "catalog": CATALOG_VERSION}
     return hashlib.sha256(json.dumps(question, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 

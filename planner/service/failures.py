@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.backends import get_backend
-from planner.cost.evaluate import CostContext
 from planner.errors import InfeasibleError, PlannerError, TimeLimitError
+from planner.service.profiles import context_of
 from planner.specs.convert import to_strategy
 from planner.specs.plan import PlanDocument, Request
 
@@ -87,7 +87,7 @@ def _by_count(rejected: Mapping[str, int]) -> dict[str, int]:
 
 
 def _miss(request: Request, name: str, miss: NearestMiss) -> dict[str, Any]:
-    context = CostContext(request.model, request.cluster, request.job, get_backend(name))
+    context = context_of(request, name)
     strategy = to_strategy(miss.batch, 0, context.recompute_kinds, request.job)
     degrees = {name: getattr(strategy, name) for name in ("tp", "cp", "pp", "ep", "dp")}
     return {

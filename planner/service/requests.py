@@ -58,6 +58,8 @@ class PlanRequest:
     backend: str = "auto"
     pins: tuple[str, ...] = ()
     """``name=value`` texts; several may stand in one text, separated by commas."""
+    profile: Path | None = None
+    """Machine profile that ``planner calibrate`` wrote."""
     rule_of_thumb: bool = False
     """Also price what the usual size-based rule would choose, and say how it compares."""
     top: int = 5

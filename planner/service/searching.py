@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from planner.backends import get_backend
 from planner.cost.estimate import estimate as cost_estimate
-from planner.cost.evaluate import CostContext
 from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
 from planner.service.clusters import with_gpus
 from planner.service.document import merged_report
 from planner.service.failures import nothing_found
+from planner.service.profiles import context_of
 from planner.service.requests import Progress
 from planner.service.why import why_best
 from planner.specs.batch import StrategyBatch
@@ -158,7 +157,7 @@ def _search(
     # The search and its numpy are loaded when the first one runs.
     from planner.search.engine import Problem, search
 
-    context = CostContext(request.model, request.cluster, request.job, get_backend(name))
+    context = context_of(request, name)
     tell = None if progress is None else lambda state: progress(_state_line(name, state))
     problem = Problem(context, request.pins)
     return search(problem, top=top, time_limit_s=time_limit_s, explain=explain, progress=tell)
@@ -176,7 +175,7 @@ def _plans(request: Request, name: str, outcome: Outcome) -> list[Plan]:
     """Best and alternatives of one backend as plans, in the order of the search."""
     if outcome.best is None:
         return []
-    context = CostContext(request.model, request.cluster, request.job, get_backend(name))
+    context = context_of(request, name)
     rows: list[StrategyBatch] = [outcome.best, *outcome.alternatives]
     plans = [
         Plan(

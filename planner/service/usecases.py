@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import get_args
 
 from planner import __version__
-from planner.backends import BACKENDS, get_backend
+from planner.backends import BACKENDS
 from planner.cost.estimate import estimate as cost_estimate
-from planner.cost.evaluate import CostContext
 from planner.errors import InputError
 from planner.service.clusters import resolve_cluster
 from planner.service.document import make_document
@@ -22,6 +21,7 @@ from planner.service.jobs import resolve_job
 from planner.service.layout import check_rules, resolve_layout
 from planner.service.models import resolve_model
 from planner.service.pins import parse_pins
+from planner.service.profiles import context_of, profile_assumption, profile_for
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, Progress, StrategyInput
 from planner.service.rule_of_thumb import against_rule_of_thumb
 from planner.service.searching import cheapest_cluster, search_backends
@@ -36,7 +36,7 @@ MAX_TIME_LIMIT_S = 86_400.0
 class _Question:
     """A resolved question: the specs and what was assumed on the way."""
 
-    def __init__(self, model: str, cluster: ClusterInput, job: JobInput) -> None:
+    def __init__(self, model: str, cluster: ClusterInput, job: JobInput, profile: Path | None) -> None:
         self.model, from_model, model_warnings = resolve_model(model)
         machines = resolve_cluster(cluster)
         self.cluster = machines.cluster
@@ -44,9 +44,14 @@ class _Question:
         self.job = task.job
         self.assumptions: list[Assumption] = [*from_model, *machines.assumptions, *task.assumptions]
         self.warnings: list[str] = [*model_warnings, *task.warnings]
+        self.profile = None if profile is None else profile_for(profile, self.cluster)
+        if self.profile is not None:
+            self.assumptions.append(profile_assumption(self.profile))
 
     def request(self, backend: str, pins: dict[str, int | str | bool]) -> Request:
-        return Request(model=self.model, cluster=self.cluster, job=self.job, backend=backend, pins=pins)
+        return Request(
+            model=self.model, cluster=self.cluster, job=self.job, backend=backend, pins=pins, profile=self.profile
+        )
 
 
 def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocument:
@@ -60,7 +65,7 @@ def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocum
     checked_int(request.top, "--top", 1, MAX_TOP)
     if request.time_limit_s is not None:
         checked_float(request.time_limit_s, "--time-limit", 0, MAX_TIME_LIMIT_S, above=True)
-    question = _Question(request.model, request.cluster, request.job)
+    question = _Question(request.model, request.cluster, request.job, request.profile)
     pins = parse_pins(request.pins)
     limits = {"top": request.top, "time_limit_s": request.time_limit_s}
     started = time.monotonic()
@@ -97,20 +102,22 @@ def estimate(
     strategy: StrategyInput,
     *,
     backend: str = "megatron",
+    profile: Path | None = None,
 ) -> PlanDocument:
     """Step time and memory of a stated strategy, by the code that the search uses; the answer says whether it fits."""
-    chosen = get_backend(one_of(backend, "--backend", BACKENDS))
-    question = _Question(model, cluster, job)
-    context = CostContext(question.model, question.cluster, question.job, chosen)
+    name = one_of(backend, "--backend", BACKENDS)
+    question = _Question(model, cluster, job, profile)
+    asked = question.request(name, {})
+    context = context_of(asked, name)
     layout = resolve_layout(strategy, context)
     plan = Plan(
-        backend=chosen.name,
+        backend=name,
         strategy=to_strategy(layout.batch, 0, context.recompute_kinds, question.job),
         estimate=cost_estimate(context, layout.batch),
     )
     stated = plan.strategy.model_dump(mode="json", exclude_none=True)
     return make_document(
-        question.request(chosen.name, {}),
+        asked,
         plan,
         SearchReport(status="estimated"),
         limits={"strategy": stated},
@@ -121,7 +128,7 @@ def estimate(
 
 def estimate_document(document: PlanDocument) -> PlanDocument:
     """A plan document estimated again, with today's cost model and rules."""
-    context = _context_of(document)
+    context = context_of(document.request, document.best.backend)
     batch = from_strategy(document.best.strategy, context.recompute_kinds)
     check_rules(context, batch)
     plan = document.best.model_copy(update={"estimate": cost_estimate(context, batch)})
@@ -133,11 +140,6 @@ def estimate_document(document: PlanDocument) -> PlanDocument:
         assumptions=document.assumptions,
         warnings=document.warnings,
     )
-
-
-def _context_of(document: PlanDocument) -> CostContext:
-    request = document.request
-    return CostContext(request.model, request.cluster, request.job, get_backend(document.best.backend))
 
 
 def render_document(document: PlanDocument, *, launcher: str = "torchrun") -> dict[str, str]:

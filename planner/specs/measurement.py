@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-
 MAX_RANKS = 1_000_000
 Ranks = Annotated[int, Field(gt=0, le=MAX_RANKS)]
 """GPUs, or a degree that splits them."""

@@ -10,6 +10,7 @@ from planner.specs.base import Spec
 from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
+from planner.specs.profile import Profile
 from planner.specs.strategy import Strategy
 
 SCHEMA_VERSION = 1
@@ -76,6 +77,8 @@ class Request(Spec):
     job: Job
     backend: str = "auto"
     pins: dict[str, int | str | bool] = Field(default_factory=dict)
+    profile: Profile | None = None
+    """Calibrated factors on the published constants; null: none."""
 
 
 class SearchReport(Spec):

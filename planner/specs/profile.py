@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from planner.specs.accuracy import RecordProblem
 from planner.specs.base import Spec
 
 PROFILE_SCHEMA_VERSION = 1
@@ -63,3 +64,20 @@ class Profile(Spec):
     """Multiplies the peak memory of a rank (before context and communication buffers)."""
     fitted: tuple[CalibratedFactor, ...] = ()
     runs: tuple[ProfileRun, ...] = ()
+
+
+class Calibration(Spec):
+    """The result of ``planner calibrate``: the profile and what it rests on."""
+
+    profile: Profile
+    median_before: float
+    """Median absolute step-time error of the runs with the published constants."""
+    median_after: float
+    median_left_out: float | None
+    """The same where every run is predicted by a profile of the others; null with a single run."""
+    not_fitted: tuple[str, ...] = ()
+    """What more runs would allow to fit, and how many it takes."""
+    warnings: tuple[str, ...] = ()
+    problems: tuple[RecordProblem, ...] = ()
+    skipped: dict[str, str] = Field(default_factory=dict)
+    """Reason by id of runs that could not be used."""

@@ -1,0 +1,78 @@
+"""Machine profiles: read from a file, checked against the cluster, and put into the surroundings of a cost question."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from planner.accuracy.profiled import profiled
+from planner.backends import get_backend
+from planner.cost.constants import Constants
+from planner.cost.context import CostContext
+from planner.errors import InputError
+from planner.service.inputs import read_mapping
+from planner.specs.cluster import Cluster
+from planner.specs.plan import Assumption, Request
+from planner.specs.problems import input_error
+from planner.specs.profile import PROFILE_SCHEMA_VERSION, Profile
+
+WHERE = "--profile"
+_HINT = "write one with `planner calibrate --from-records FILE --out PROFILE.yaml`"
+
+
+def load_profile(path: Path) -> Profile:
+    """The profile of a YAML file."""
+    content = read_mapping(path, WHERE)
+    version = content.get("schema_version")
+    if version != PROFILE_SCHEMA_VERSION or isinstance(version, bool):
+        raise InputError(
+            "this is not a machine profile of this version",
+            where=f"{path}: schema_version",
+            got=repr(version)[:80],
+            allowed=str(PROFILE_SCHEMA_VERSION),
+            hint=_HINT,
+        )
+    try:
+        profile = Profile.model_validate(content)
+    except ValidationError as problem:
+        raise input_error(problem, str(path), Profile.model_fields) from problem
+    known = {field.name for field in fields(Constants)}
+    for name in profile.factors:
+        if name not in known:
+            raise InputError(
+                "the cost model has no such constant",
+                where=f"{path}: factors",
+                got=name[:80],
+                allowed=", ".join(sorted(known)),
+                hint="the profile is of another version: calibrate again",
+            )
+    return profile
+
+
+def profile_for(path: Path, cluster: Cluster) -> Profile:
+    """The profile of a file, which must be of the cluster's accelerator."""
+    profile = load_profile(path)
+    if profile.accelerator != cluster.accelerator.id:
+        raise InputError(
+            "the profile is of another accelerator",
+            where=WHERE,
+            got=f"{path}: {profile.accelerator}",
+            allowed=cluster.accelerator.id,
+            hint="leave out --profile, or calibrate with runs on this accelerator",
+        )
+    return profile
+
+
+def profile_assumption(profile: Profile) -> Assumption:
+    """What the profile changes, in the words of the answer."""
+    factors = ", ".join(f"{factor.name} x {factor.factor:.3g}" for factor in profile.fitted)
+    why = f"machine profile of {profile.created} from {len(profile.runs)} runs of {profile.framework}"
+    return Assumption(field="constants.factors", value=factors or "edited by hand", why=f"{why}, for every framework")
+
+
+def context_of(request: Request, backend: str) -> CostContext:
+    """The surroundings of a cost question for one framework, with the request's profile."""
+    context = CostContext(request.model, request.cluster, request.job, get_backend(backend))
+    return context if request.profile is None else profiled(context, request.profile)
