@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: check format test coverage clean
+.PHONY: check format test coverage accuracy clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -24,6 +24,10 @@ test: $(BIN)/.installed
 
 coverage: $(BIN)/.installed
 	$(BIN)/python -m pytest -n 2 -q --cov --cov-report=term
+
+# Rewrites docs/accuracy.md, its plots and the table that CI compares with.
+accuracy: $(BIN)/.installed
+	$(BIN)/python -m planner.accuracy.document
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

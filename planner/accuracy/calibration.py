@@ -1,8 +1,8 @@
 """Fits factors on the published constants to a handful of somebody's own runs of one accelerator and framework.
 
 What is fitted grows with the number of runs: one run can only say how fast everything is together; three tell
-communication from computing; five also network, kernel launches and the fixed part of a step.  A prior around 1 keeps
-what the runs say nothing about, and outliers count linearly."""
+communication and 8-bit formats from the rest; five also network, kernel launches and the fixed part of a step.  A prior
+around 1 keeps what the runs say nothing about, and outliers count linearly."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ MOST_LEFT_OUT = 12
 _UNDETERMINED = 0.3
 """Below this share of information from the runs, a factor is mostly its prior."""
 _COMMUNICATION = ("fabric_bus_share", "network_share")
+_NARROW = ("gemm_share_fp8", "gemm_share_fp4")
 _RATES = (
     *("gemm_share", "gemm_share_fp8", "gemm_share_fp4", "attention_forward_share", "attention_backward_share"),
     *("stream_share", "optimizer_traffic_share", "cpu_adam_bytes_per_s", *_COMMUNICATION),
@@ -66,7 +67,16 @@ class Knob:
 
 KNOBS = (
     Knob("speed", "how fast everything runs together", 1, 0.6, 0.2, 2.5, _RATES, _TIMES),
-    Knob("communication", "collectives, beside the speed of everything", 3, 0.4, 0.2, 4.0, _COMMUNICATION),
+    Knob("communication", "collectives, beside the speed", 3, 0.4, 0.2, 4.0, _COMMUNICATION),
+    Knob(
+        "narrow formats",
+        "8- and 4-bit matrix multiplications, beside the speed",
+        3,
+        0.3,
+        0.3,
+        3.0,
+        _NARROW,
+    ),
     Knob("network", "collectives between nodes, beside both", 5, 0.4, 0.2, 4.0, ("network_share",)),
     Knob("launch", "host time of kernels", 5, 0.4, 0.2, 5.0, _HOST_TIMES),
     Knob("step overhead", "fixed time of a step", 5, 0.7, 0.1, 20.0, ("step_overhead_s",)),
@@ -112,7 +122,7 @@ def calibrate(records: Records) -> Calibration:
         median_after=_median(after),
         median_left_out=_median(left_out) if left_out else None,
         not_fitted=_not_fitted(knobs, configurations, memory),
-        warnings=_warnings(fitted, cases),
+        warnings=(*_warnings(fitted, cases), *_above_peak(timed, factors)),
         problems=tuple(records.problems),
         skipped=reasons,
     )
@@ -296,6 +306,21 @@ def _warnings(fitted: Sequence[CalibratedFactor], cases: Sequence[Case]) -> tupl
     ]
     assumed = dict.fromkeys(text for case in cases for text in case.assumed)
     return (*found, *(f"assumed for the runs: {text}" for text in assumed))
+
+
+def _above_peak(cases: Sequence[Case], factors: dict[str, float]) -> list[str]:
+    """Shares of a hardware peak that the factors push above 1."""
+    shares = {
+        (name, getattr(case.context.constants, name) * factors.get(name, 1.0))
+        for case in cases
+        for name in _RATES
+        if name.endswith("_share")
+    }
+    return [
+        f"{name} becomes {value:.2f} of what the hardware can do: the runs probably do less work than their records say"
+        for name, value in sorted(shares)
+        if value > 1.0 and name in factors
+    ]
 
 
 def _relative(log_error: float) -> float:

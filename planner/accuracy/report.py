@@ -16,7 +16,9 @@ from planner.accuracy.classes import GRID_SOURCES, class_of, time_exclusion
 from planner.accuracy.interpret import Case
 from planner.accuracy.predict import Prediction, cases_of, predict
 from planner.accuracy.records import Records
+from planner.catalog import load_accelerator
 from planner.cost.constants import published_constants
+from planner.errors import InputError
 from planner.specs.accuracy import (
     AccuracyDocument,
     Errors,
@@ -92,9 +94,17 @@ def paired(runs: Iterable[MeasuredRun], predictions: Iterable[Prediction], cases
     rows = []
     for run in runs:
         case = known.get(run.id)
-        gpu = case.context.cluster.accelerator.id if case else run.hardware.gpu or "not stated"
-        rows.append(Scored(run, by_id[run.id], case.memory_kind if case else None, gpu))
+        rows.append(Scored(run, by_id[run.id], case.memory_kind if case else None, _gpu_of(run)))
     return rows
+
+
+def _gpu_of(run: MeasuredRun) -> str:
+    """Catalogue id of the accelerator, or the record's own word."""
+    word = run.hardware.gpu or "not stated"
+    try:
+        return load_accelerator(word).id
+    except InputError:
+        return word
 
 
 _GROUPS: dict[Grouping, Callable[[Scored], str]] = {

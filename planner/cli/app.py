@@ -65,6 +65,7 @@ def suggest(
     oversubscription: o.Oversubscription = None,
     host_memory_gib: o.HostMemory = None,
     price: o.Price = None,
+    profile: o.ProfilePath = None,
     seq_len: o.SeqLen = None,
     global_batch: o.GlobalBatch = None,
     precision: o.Precision = None,
@@ -108,6 +109,7 @@ def suggest(
         job=_job(seq_len, global_batch, precision, loss, no_flash_attention, objective, memory_margin),
         backend=backend,
         pins=tuple(pin or ()),
+        profile=profile,
         rule_of_thumb=rule_of_thumb,
         top=top,
         time_limit_s=time_limit,
@@ -159,6 +161,7 @@ def estimate(
     oversubscription: o.Oversubscription = None,
     host_memory_gib: o.HostMemory = None,
     price: o.Price = None,
+    profile: o.ProfilePath = None,
     seq_len: o.SeqLen = None,
     global_batch: o.GlobalBatch = None,
     precision: o.Precision = None,
@@ -201,6 +204,7 @@ def estimate(
                 layers_per_stage=layers_per_stage,
             ),
             backend=backend,
+            profile=profile,
         )
     _print(document, as_json, [])
     if not document.best.estimate.fits:
@@ -273,6 +277,70 @@ def backends(
 
     rows = service.list_backends()
     problems.print_json(rows) if as_json else listings.print_backends(rows, rules=rules)
+
+
+@app.command()
+def accuracy(
+    records: Annotated[
+        list[Path] | None,
+        typer.Option("--records", help="Record file (.jsonl, .jsonl.gz); repeatable. Default: the public records."),
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="Rows of the table: class, source, gpu or framework.")] = "class",
+    profile: o.ProfilePath = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--predictions", help="Write one JSON line a record to this file.", rich_help_panel=o.OUTPUT),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Write a scatter plot (.svg or .png).", rich_help_panel=o.OUTPUT),
+    ] = None,
+    force: o.Force = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Compare predictions with measured runs: how wrong is the planner?  Exit code 2 if no record can be read."""
+    from planner import service
+    from planner.cli import accuracy as tables
+    from planner.cli import console, problems
+
+    request = service.AccuracyRequest(
+        records=tuple(records or ()), by=by, profile=profile, predictions=predictions, plot=plot, force=force
+    )
+    with console.progress(quiet=as_json, what="comparing") as report:
+        document = service.accuracy(request, report)
+    if as_json:
+        problems.print_json(document.to_json_dict())
+    else:
+        tables.print_accuracy(document, [path for path in (predictions, plot) if path is not None])
+    if not document.read:
+        raise typer.Exit(InputError.exit_code)
+
+
+@app.command()
+def calibrate(
+    records: Annotated[
+        list[Path],
+        typer.Option("--from-records", help="Record file of your own runs, one GPU and framework; repeatable."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write the profile to this YAML file.", rich_help_panel=o.OUTPUT)
+    ] = None,
+    force: o.Force = False,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Fit the machine constants to your own runs and write a profile for --profile."""
+    from planner import service
+    from planner.cli import accuracy as tables
+    from planner.cli import console, problems
+
+    with console.progress(quiet=as_json, what="fitting") as report:
+        result = service.calibrate(records, out=out, force=force, progress=report)
+    if as_json:
+        problems.print_json(result.model_dump(mode="json"))
+    else:
+        tables.print_calibration(result, out)
 
 
 def _cluster(

@@ -76,11 +76,11 @@ ASCII_HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=T
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Progress | None]:
+def progress(*, quiet: bool, what: str = "searching") -> Iterator[Progress | None]:
     """A spinner with the current step on stderr while the body runs; nothing where stderr is not a terminal."""
     console = stderr()
     if quiet or not console.is_terminal:
         yield None
         return
-    with console.status("searching") as status:
+    with console.status(what) as status:
         yield status.update

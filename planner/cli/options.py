@@ -54,13 +54,18 @@ MemoryMargin = Annotated[
 ]
 Objective = Annotated[str, typer.Option("--objective", help="throughput, memory or cost.", rich_help_panel=SEARCH)]
 
+ProfilePath = Annotated[
+    Path | None,
+    typer.Option("--profile", help="Machine profile that `planner calibrate` wrote.", rich_help_panel=MACHINES),
+]
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=OUTPUT)]
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="Write the files that start the job into this folder.", rich_help_panel=OUTPUT),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files in --out.", rich_help_panel=OUTPUT)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.", rich_help_panel=OUTPUT)]
 Launcher = Annotated[
     str, typer.Option("--launcher", help="How the job is started: torchrun or slurm.", rich_help_panel=OUTPUT)
 ]

@@ -3,6 +3,7 @@ could not be read or priced."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field
@@ -10,6 +11,7 @@ from pydantic import Field
 from planner.specs.base import Spec
 
 ACCURACY_SCHEMA_VERSION = 1
+_ANY_AND_ONE = 2
 
 Grouping = Literal["class", "source", "gpu", "framework"]
 
@@ -144,6 +146,12 @@ class AccuracyDocument(Spec):
     """Reasons why records could not be priced."""
     not_priced: tuple[NotPriced, ...] = ()
     problems: tuple[RecordProblem, ...] = ()
+
+    @property
+    def memory_by_kind(self) -> tuple[MemoryRow, ...]:
+        """The memory rows without those of all figures where a group has only one kind of figure."""
+        kinds = Counter(row.group for row in self.memory)
+        return tuple(row for row in self.memory if row.kind != "any" or kinds[row.group] > _ANY_AND_ONE)
 
     def to_json_dict(self) -> dict[str, Any]:
         """The document as plain JSON types."""

@@ -1,0 +1,163 @@
+"""Writes docs/accuracy.md, its two plots and the committed table of errors: ``python -m planner.accuracy.document``.
+
+Run in the repository (``make accuracy``); the same code and records give the same files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+from jinja2 import Environment, StrictUndefined
+
+from planner.accuracy import baseline, plot
+from planner.accuracy.calibration import KNOBS, MEMORY
+from planner.accuracy.classes import MAX_GRID_GPUS
+from planner.accuracy.records import DATA, PUBLIC, Records, public_records, read_records
+from planner.accuracy.report import SMALLEST_SWEEP, Scored, report, scored
+from planner.specs.accuracy import AccuracyDocument, Errors, Grouping
+from planner.specs.measurement import MeasuredRun
+from planner.units import percent
+
+TEMPLATE = Path(__file__).with_name("page.md.j2")
+PLOTS = {"step time": "accuracy-step-time.svg", "peak memory": "accuracy-memory.svg"}
+
+
+def main(folder: Path) -> None:
+    """Everything below ``folder`` (the repository)."""
+    records = public_records()
+    rows = scored(records.runs)
+    document = report(rows, records, name=PUBLIC)
+    docs = folder / "docs"
+    docs.mkdir(exist_ok=True)
+    for panel, name in PLOTS.items():
+        (docs / name).write_bytes(plot.scatter(rows, [panel], "svg"))
+    (docs / "accuracy.md").write_text(page(document, rows, records), encoding="utf-8")
+    baseline.FILE.write_text(baseline.text_of(baseline.table_of(document)), encoding="utf-8")
+
+
+def page(document: AccuracyDocument, rows: Sequence[Scored], records: Records) -> str:
+    """The text of docs/accuracy.md."""
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    others = [by for by in get_args(Grouping) if by != document.by]
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        read=f"{document.read:,}",
+        priced=f"{document.priced:,}",
+        max_grid_gpus=MAX_GRID_GPUS,
+        smallest_sweep=SMALLEST_SWEEP,
+        step_time=_time_table(document),
+        memory=_memory_table(document),
+        fit=_fit_table(document),
+        ranking=_ranking(document),
+        excluded=_counts("step time not compared", document.excluded),
+        skipped=_counts("not priced", document.skipped),
+        groupings=[_time_table(report(rows, records, name=PUBLIC, by=by)) for by in others],
+        factors=_factors(),
+        sources=_sources(),
+    )
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
+    """A Markdown table; the first ``words`` columns are text."""
+    rule = ["---" if index < words else "---:" for index in range(len(headers))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (headers, rule, *rows))
+
+
+def _cells(errors: Errors | None) -> list[str]:
+    if errors is None:
+        return ["0", "", "", ""]
+    return [str(errors.rows), percent(errors.median), percent(errors.p90), f"{100 * errors.bias:+.1f} %"]
+
+
+_ERROR_HEADERS = ("runs", "median", "p90", "mean")
+
+
+def _time_table(document: AccuracyDocument) -> str:
+    rows = [
+        [row.group, *_cells(row.errors), str(row.skipped), percent(row.assumed) if row.errors else ""]
+        for row in document.step_time
+    ]
+    return _table((document.by, *_ERROR_HEADERS, "not priced", "assumed"), rows)
+
+
+def _memory_table(document: AccuracyDocument) -> str:
+    rows = [[row.group, row.kind, *_cells(row.errors)] for row in document.memory_by_kind]
+    return _table((document.by, "figure", *_ERROR_HEADERS), rows, words=2)
+
+
+def _fit_table(document: AccuracyDocument) -> str:
+    rows = [
+        [
+            row.group,
+            str(row.ran_said_fits + row.ran_said_not),
+            _share(row.false_misfits),
+            str(row.oom_said_fits + row.oom_said_not),
+            _share(row.false_fits),
+        ]
+        for row in document.fit
+    ]
+    return _table((document.by, "ran", "said not to fit", "out of memory", "said to fit"), rows)
+
+
+def _share(ratio: float | None) -> str:
+    return "" if ratio is None else percent(ratio)
+
+
+def _ranking(document: AccuracyDocument) -> str:
+    rows = [
+        [
+            sweep.source,
+            sweep.model,
+            str(sweep.gpus),
+            str(sweep.seq_len or ""),
+            str(sweep.rows),
+            percent(sweep.regret),
+            percent(sweep.top3_regret),
+            f"{sweep.spearman:.2f}",
+        ]
+        for sweep in document.sweeps
+        if sweep.grid
+    ]
+    headers = ("source", "model", "GPUs", "sequence", "runs", "top-1 regret", "top-3 regret", "Spearman")
+    summary = document.ranking
+    text = "" if summary is None else (
+        f"{summary.sweeps} grids of layouts: mean top-1 regret {percent(summary.regret_mean)} (median "
+        f"{percent(summary.regret_median)}, worst {percent(summary.regret_max)}), mean top-3 regret "
+        f"{percent(summary.top3_regret_mean)}, median Spearman {summary.spearman_median:.2f}.\n\n"
+    )  # fmt: skip
+    return text + _table(headers, rows, words=2)
+
+
+def _counts(title: str, counts: Mapping[str, int]) -> str:
+    return _table((title, "runs"), [[name, str(rows)] for name, rows in counts.items()])
+
+
+def _factors() -> str:
+    rows = [[knob.name, knob.meaning, str(knob.runs), f"{knob.low:g} to {knob.high:g}"] for knob in (*KNOBS, MEMORY)]
+    return _table(("factor", "on", "runs needed", "plausible"), rows, words=2)
+
+
+def _sources() -> str:
+    """One line a collection: its file, its records, the documents they were read from."""
+    rows = []
+    for path in sorted(DATA.glob("*.jsonl.gz")):
+        runs = read_records([path]).runs
+        documents = Counter(_document_of(run) for run in runs)
+        names = [name for name, _ in documents.most_common(_SHOWN_DOCUMENTS)]
+        more = len(documents) - len(names)
+        text = "; ".join(names) + (f" and {more} more" if more > 0 else "")
+        rows.append([path.name.removesuffix(".jsonl.gz"), text, str(len(runs))])
+    return _table(("collection", "documents", "records"), rows, words=2)
+
+
+_SHOWN_DOCUMENTS = 6
+
+
+def _document_of(run: MeasuredRun) -> str:
+    title = (run.source.title or "untitled").replace("|", "/")
+    return f"{title} ({run.source.repo})" if run.source.repo else title
+
+
+if __name__ == "__main__":
+    main(Path.cwd())
