@@ -14,7 +14,7 @@ from planner.accuracy.interpret import Case, interpret
 from planner.accuracy.skip import Skip
 from planner.cost.constants import ConstantTable
 from planner.cost.evaluate import assembled, fits
-from planner.specs.batch import StrategyBatch
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.measurement import MeasuredRun
 
 
@@ -73,7 +73,7 @@ def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -
     for index, case in zip(indices, cases, strict=True):
         rows = np.arange(start, start + len(case.batch))
         start += len(case.batch)
-        row = _chosen(rows, step, peak, fit)
+        row = _chosen(rows, step, peak, context.memory_limit_bytes)
         figure = memory[case.memory_kind][row]
         rank = {"first": figure[0], "last": figure[-1]}.get(case.memory_rank, figure.max())
         predictions[index] = Prediction(
@@ -82,7 +82,12 @@ def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -
     return predictions
 
 
-def _chosen(rows: np.ndarray, step: np.ndarray, peak: np.ndarray, fit: np.ndarray) -> int:  # type: ignore[type-arg]
-    """The fastest setting that fits, else the one that needs least memory."""
-    fitting = rows[fit[rows]]
-    return int(fitting[np.argmin(step[fitting])] if len(fitting) else rows[np.argmin(peak[rows])])
+_CLEARLY_TOO_LARGE = 1.15
+"""A setting that the source leaves open is ruled out where it needs this much more than the GPU has: the run ran, so
+the estimate of its memory may be the part that is wrong."""
+
+
+def _chosen(rows: IntArray, step: FloatArray, peak: FloatArray, limit: float) -> int:
+    """The fastest setting that may have fitted, else the one that needs least memory."""
+    possible = rows[peak[rows] <= _CLEARLY_TOO_LARGE * limit]
+    return int(possible[np.argmin(step[possible])] if len(possible) else rows[np.argmin(peak[rows])])

@@ -171,6 +171,9 @@ class Habits:
     """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp (1: not padded)."""
+    narrow_recipe: Literal["delayed", "tensor", "block"] = field(default="tensor", kw_only=True)
+    """Scaling of 8-bit matrices: one factor a tensor from earlier steps or from this one, or one for each block of
+    elements (mxfp8, 128 x 128 blocks, nvfp4)."""
     allocator_factor: float
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"

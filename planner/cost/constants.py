@@ -22,6 +22,7 @@ class Constants:
     gemm_share: float
     gemm_share_fp8: float
     gemm_share_fp4: float
+    block_scaled_share: float
     gemm_half_k: float
     gemm_half_mn: float
     attention_forward_share: float
