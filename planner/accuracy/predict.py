@@ -5,7 +5,7 @@ Cases that share model, machines, job and stack are priced as one batch by the c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy as np
 from planner.accuracy.interpret import Case, interpret
 from planner.accuracy.skip import Skip
 from planner.cost.constants import ConstantTable
-from planner.cost.evaluate import assembled, fits
+from planner.cost.evaluate import fits, layer_counts, recomputed_counts, stage_model
+from planner.cost.stage_model import StageModel, assemble
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.measurement import MeasuredRun
 
@@ -41,8 +42,13 @@ def cases_of(runs: Sequence[MeasuredRun]) -> tuple[list[Case], list[Prediction]]
     return cases, skipped
 
 
-def predict(cases: Sequence[Case], table: ConstantTable | None = None) -> list[Prediction]:
-    """One prediction a case, in their order; with other constants than the published ones where a table is given."""
+def predict(
+    cases: Sequence[Case],
+    table: ConstantTable | None = None,
+    adjust: Callable[[StageModel], StageModel] | None = None,
+) -> list[Prediction]:
+    """One prediction a case, in their order; with other constants than the published ones where a table is given, and
+    with changed coefficients where ``adjust`` changes them."""
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
         context, batch = case.context, case.batch
@@ -50,11 +56,16 @@ def predict(cases: Sequence[Case], table: ConstantTable | None = None) -> list[P
         groups[(context.model, context.cluster, context.job, id(context.backend), shape[0])].append(index)
     found: dict[int, Prediction] = {}
     for members in groups.values():
-        found |= _group([cases[index] for index in members], members, table)
+        found |= _group([cases[index] for index in members], members, table, adjust)
     return [found[index] for index in range(len(cases))]
 
 
-def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -> dict[int, Prediction]:
+def _group(
+    cases: list[Case],
+    indices: list[int],
+    table: ConstantTable | None,
+    adjust: Callable[[StageModel], StageModel] | None,
+) -> dict[int, Prediction]:
     context = cases[0].context if table is None else replace(cases[0].context, table=table)
     batch = StrategyBatch.concatenate([case.batch for case in cases])
     step = np.zeros(len(batch))
@@ -62,7 +73,12 @@ def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -
     peak, fit = np.zeros(len(batch)), np.zeros(len(batch), dtype=bool)
     for vpp in np.unique(batch.vpp):
         rows = np.flatnonzero(batch.vpp == vpp)
-        model, result = assembled(context, batch.take(rows))
+        part = batch.take(rows)
+        model = stage_model(context, part)
+        model = model if adjust is None else adjust(model)
+        result = assemble(
+            model, layer_counts(context, part), recomputed_counts(context, part), part.offload_optimizer
+        )
         step[rows], peak[rows], fit[rows] = result.step_time_s, result.peak_memory_bytes, fits(context, result)
         allocated = (result.rank_memory_bytes - model.device_overhead_bytes[:, None]) / model.memory_factor[:, None]
         for place, row in enumerate(rows):
