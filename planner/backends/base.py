@@ -187,6 +187,8 @@ class Backend(ABC):
     """A training framework in a stated version range."""
 
     name: ClassVar[str]
+    family: ClassVar[str]
+    """Frameworks that run a step alike and share their measured error."""
     title: ClassVar[str]
     versions: ClassVar[str]
     """Version range whose rules and flags are meant."""

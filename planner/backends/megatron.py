@@ -123,6 +123,7 @@ class Megatron(Backend):
     """Megatron-LM as released with megatron-core 0.16 to 0.19."""
 
     name = "megatron"
+    family = "megatron"
     title = "Megatron-LM"
     versions = "megatron-core >=0.16,<0.20"
     rules = RULES

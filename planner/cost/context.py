@@ -42,7 +42,7 @@ class CostContext:
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
-        return uncertainty_for(self.backend.name, self.job.precision, moe=self.model.moe is not None)
+        return uncertainty_for(self.backend.family, self.cluster.accelerator.id, self.job, self.model)
 
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:

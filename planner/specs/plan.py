@@ -41,6 +41,8 @@ class Estimate(Spec):
     peak_memory_bytes: float = Field(gt=0)
     """Worst rank, worst phase, as the device reports it (allocator, context and communication buffers)."""
     peak_memory_range_bytes: tuple[float, float]
+    range_basis: str = ""
+    """What the two ranges rest on: measured runs of the same class, or that there are none."""
     memory_limit_bytes: float = Field(gt=0)
     fits: bool
     """The upper end of the memory range is within the limit, on the GPU and on the host."""
