@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.backends.base import Backend
+from planner.backends.base import Backend, NarrowRecipe
 from planner.backends.stacks import STACKS, stack_named
 from planner.specs.cluster import Cluster
 from planner.specs.measurement import MeasuredRun
@@ -28,9 +28,11 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
     return stack.with_habits(**changes), known
 
 
-def _recipe(precision: str) -> str:
+def _recipe(precision: str) -> NarrowRecipe | None:
     """Scaling recipe of an 8-bit run, from the words of its precision."""
     words = precision.lower()
     if "mxfp8" in words or "block" in words:
         return "block"
-    return "delayed" if words.endswith("-ds") else "tensor"
+    if words.endswith("-cs"):
+        return "tensor"
+    return "delayed" if words.endswith("-ds") else None

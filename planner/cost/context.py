@@ -86,7 +86,7 @@ class CostContext:
         """Sustained rate of the layers' matrix multiplications before shape losses."""
         peak = self.cluster.accelerator.peak
         if self.job.precision == "fp8" and peak.fp8 is not None:
-            block = self.constants.block_scaled_share if self.backend.habits.narrow_recipe == "block" else 1.0
+            block = self.constants.block_scaled_share if self.backend.scaling_recipe(self.cluster) == "block" else 1.0
             return peak.fp8 * self.constants.gemm_share_fp8 * block
         if self.job.precision == "nvfp4" and peak.fp4 is not None:
             return peak.fp4 * self.constants.gemm_share_fp4

@@ -78,7 +78,8 @@ def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
         elements = elements + block_input + model.ffn / work.tp * work.tokens
     elif kind[1] == "moe" and model.moe is not None:
         elements = elements + (model.hidden + model.moe.expert_ffn / work.etp) * work.routed_rows
-    each = _FP4_CAST if work.context.job.precision == "nvfp4" else _CAST[work.context.backend.habits.narrow_recipe]
+    recipe = work.context.backend.scaling_recipe(work.context.cluster)
+    each = _FP4_CAST if work.context.job.precision == "nvfp4" else _CAST[recipe]
     return each * elements
 
 
