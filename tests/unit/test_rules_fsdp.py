@@ -74,7 +74,7 @@ CASES = [
     ),
     RuleCase(
         "fp4-not-offered",
-        sharded,
+        hybrid,
         {"cluster": h100_cluster(16, accelerator=b200()), "job": make_job(precision="nvfp4")},
         ("nvfp4",),
     ),
