@@ -13,8 +13,7 @@ from typing import Any
 from planner.catalog.loader import read_yaml
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
-
-OUTSIDE = "outside measured experience"
+from planner.specs.plan import OUTSIDE_EXPERIENCE
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool)
     entry = table["classes"].get(name)
     if entry is None:
         low, high = table["outside"]["class"]
-        return (low, high), f"{OUTSIDE} (no measured run of {name}); error of classes that were left out whole"
+        return (low, high), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of classes that were left out whole"
     low, high = entry["range"]
     basis = f"80 % of {entry['runs']} measured runs of {name}"
     if assumed:
@@ -65,5 +64,5 @@ def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool)
     if accelerator not in entry["accelerators"]:
         wide_low, wide_high = table["outside"]["accelerator"]
         low, high = min(low, wide_low), max(high, wide_high)
-        basis += f", widened: {accelerator} is {OUTSIDE} for this class"
+        basis += f", widened: {accelerator} is {OUTSIDE_EXPERIENCE} for this class"
     return (low, high), basis

@@ -14,6 +14,9 @@ from planner.specs.strategy import Strategy
 
 SCHEMA_VERSION = 1
 
+OUTSIDE_EXPERIENCE = "outside measured experience"
+"""Said of ranges for which no run of the same kind was measured."""
+
 
 class Breakdown(Spec):
     """A named quantity and what it is made of; the value is the sum or the maximum of the children."""
