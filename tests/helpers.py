@@ -124,6 +124,11 @@ def accelerator(name: str = "h100", **changes: Any) -> Accelerator:
     return Accelerator(**{**fields, **changes})
 
 
+def b200() -> Accelerator:
+    """Blackwell: fp8 and fp4."""
+    return accelerator("b200", architecture="blackwell", peak={"bf16": 2250, "fp8": 4500, "fp4": 9000})
+
+
 def v100() -> Accelerator:
     """A Volta GPU: fp16 only."""
     return accelerator("v100", architecture="Volta", peak={"fp32": 15.7, "fp16": 125, "bf16": None, "fp8": None})

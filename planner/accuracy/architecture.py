@@ -35,7 +35,12 @@ def model_of(model: MeasuredModel) -> tuple[ModelSpec, list[str]]:
         raise Skip("model dimensions not stated")
     if model.hybrid is not None:
         return _hybrid(model, known), assumed
-    return _checked(_plain(model)), assumed
+    fields = _plain(model)
+    if known is not None and known.moe is None and known.ffn == fields["ffn"]:
+        # The record's dimensions with the details that records do not carry.
+        details = ("norm", "norms_per_layer", "bias", "position", "learned_positions", "activation", "qk_norm", "window")
+        fields |= {name: getattr(known, name) for name in details}
+    return _checked(fields), assumed
 
 
 def _catalogued(model: MeasuredModel) -> ModelSpec | None:

@@ -204,7 +204,7 @@ def _time_errors(cases: Sequence[Case], factors: dict[str, float]) -> FloatArray
 def _memory_errors(cases: Sequence[Case], memory_factor: float) -> FloatArray:
     """log(predicted / measured) of the peak memory."""
     measured = [(case.run.measured.peak_mem_gib or math.nan) * GIB for case in cases]
-    predicted = [p.peak_memory_bytes or math.nan for p in predict(cases, None, memory_factor)]
+    predicted = [p.peak_memory_bytes or math.nan for p in predict(cases, memory_factor=memory_factor)]
     errors: FloatArray = np.log(np.array(predicted) / np.array(measured))
     return errors
 

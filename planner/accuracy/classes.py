@@ -17,7 +17,7 @@ MAX_GRID_GPUS = 128
 """Beyond it nanotron's grid has stalls of about a second a micro-batch on all layouts with pipelines."""
 
 
-def class_of(run: MeasuredRun) -> str:
+def class_of_run(run: MeasuredRun) -> str:
     """The class under which the errors of the record are reported."""
     framework, precision = run.run.framework or "", run.run.precision or ""
     narrow = "fp8" in precision or "fp4" in precision
@@ -51,7 +51,7 @@ def _usual_layout(run: MeasuredRun) -> bool:
     return tp == 1 or inside_node or (gpus is not None and gpus <= _ONE_NODE)
 
 
-def time_exclusion(run: MeasuredRun) -> str | None:
+def excluded_from_time(run: MeasuredRun) -> str | None:
     """Why the step time is not compared; None if it is."""
     framework = run.run.framework or ""
     if run.task.startswith(("ci-test", "single")):

@@ -21,6 +21,7 @@ _SOFT_ERROR = 0.05
 _STEP = 1e-3
 """Relative step of the numerical derivative."""
 _ITERATIONS = 12
+_REFIT_ITERATIONS = 4
 _BOUNDED = 1.0
 """Largest move of the logarithm of a constant in one iteration."""
 
@@ -134,3 +135,21 @@ def minimise(
             break
     variance = np.diag(np.linalg.inv(data + np.diag(precision)))
     return Minimum(x, errors, jacobian, np.clip(1.0 - variance * precision, 0.0, 1.0))
+
+
+def refit(fit: Fit, free: Mapping[Key, Fitted], weights: FloatArray) -> FloatArray:
+    """Change of the logarithms of the constants when rows have other weights (0 leaves a row out).
+
+    The errors are taken as linear around the fit; the rows' robust weights follow the change."""
+    keys = list(fit.values)
+    at = np.log([fit.values[key] for key in keys])
+    prior = np.log([free[key].prior for key in keys])
+    precision = 1.0 / np.array([free[key].spread for key in keys]) ** 2
+    change = np.zeros(len(keys))
+    for _ in range(_REFIT_ITERATIONS):
+        errors = fit.errors + fit.jacobian @ change
+        robust = weights / _SOFT_ERROR**2 / np.sqrt(1.0 + (errors / _SOFT_ERROR) ** 2)
+        hessian = fit.jacobian.T @ (robust[:, None] * fit.jacobian) + np.diag(precision)
+        gradient = fit.jacobian.T @ (robust * errors) + precision * (at + change - prior)
+        change = change - np.linalg.solve(hessian, gradient)
+    return np.asarray(change)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from planner.accuracy.classes import class_of
+from planner.accuracy.classes import class_of_run
 from planner.accuracy.report import Scored
 from planner.errors import MissingExtraError
 from planner.units import GIB
@@ -39,7 +39,7 @@ def check_available() -> None:
 def time_points(rows: Sequence[Scored]) -> list[Point]:
     """Step times in seconds."""
     return [
-        (class_of(row.run), row.run.measured.step_time_s, row.prediction.step_time_s)
+        (class_of_run(row.run), row.run.measured.step_time_s, row.prediction.step_time_s)
         for row in rows
         if row.time_error is not None
         and row.run.measured.step_time_s is not None
@@ -50,7 +50,7 @@ def time_points(rows: Sequence[Scored]) -> list[Point]:
 def memory_points(rows: Sequence[Scored]) -> list[Point]:
     """Peak memory in GiB."""
     return [
-        (class_of(row.run), row.run.measured.peak_mem_gib, row.prediction.peak_memory_bytes / GIB)
+        (class_of_run(row.run), row.run.measured.peak_mem_gib, row.prediction.peak_memory_bytes / GIB)
         for row in rows
         if row.run.measured.peak_mem_gib is not None and row.prediction.peak_memory_bytes is not None
     ]

@@ -5,7 +5,7 @@ Cases that share model, machines, job and stack are priced as one batch by the c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +14,10 @@ from planner.accuracy.interpret import Case, interpret
 from planner.accuracy.profiled import with_memory_factor
 from planner.accuracy.skip import Skip
 from planner.cost.constants import ConstantTable
-from planner.cost.evaluate import assembled, fits
+from planner.cost.evaluate import fits, layer_counts, recomputed_counts, stage_model
+from planner.cost.stage_model import StageModel, assemble
 from planner.errors import PlannerError
-from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.measurement import MeasuredRun
 
 
@@ -57,9 +58,19 @@ def _not_priced(run: MeasuredRun, problem: Exception) -> Prediction:
     return Prediction(run.id, None, None, None, reason)
 
 
-def predict(cases: Sequence[Case], table: ConstantTable | None = None, memory_factor: float = 1.0) -> list[Prediction]:
-    """One prediction a case, in their order; with other constants than the published ones where a table is given, and
-    with the memory of a rank (before context and buffers) times ``memory_factor``."""
+def predict(
+    cases: Sequence[Case],
+    table: ConstantTable | None = None,
+    adjust: Callable[[StageModel], StageModel] | None = None,
+    memory_factor: float = 1.0,
+) -> list[Prediction]:
+    """One prediction a case, in their order; with other constants than the published ones where a table is given, with
+    changed coefficients where ``adjust`` changes them, and with the memory of a rank (before context and buffers) times
+    ``memory_factor``."""
+
+    def price(members: list[int]) -> dict[int, Prediction]:
+        return _group([cases[index] for index in members], members, table, adjust, memory_factor)
+
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
         context, batch = case.context, case.batch
@@ -67,28 +78,29 @@ def predict(cases: Sequence[Case], table: ConstantTable | None = None, memory_fa
         groups[(context.model, context.cluster, context.job, id(context.backend), shape[0])].append(index)
     found: dict[int, Prediction] = {}
     for members in groups.values():
-        found |= _guarded(cases, members, table, memory_factor)
+        found |= _guarded(cases, members, price)
     return [found[index] for index in range(len(cases))]
 
 
 def _guarded(
-    cases: Sequence[Case], members: list[int], table: ConstantTable | None, memory_factor: float
+    cases: Sequence[Case], members: list[int], price: Callable[[list[int]], dict[int, Prediction]]
 ) -> dict[int, Prediction]:
     """A group of cases; where one of them cannot be priced, the others are priced without it."""
     try:
-        return _group([cases[index] for index in members], members, table, memory_factor)
+        return price(members)
     except _UNUSABLE as problem:
         if len(members) == 1:
             return {members[0]: _not_priced(cases[members[0]].run, problem)}
-        return {
-            index: prediction
-            for member in members
-            for index, prediction in _guarded(cases, [member], table, memory_factor).items()
-        }
+        alone = (_guarded(cases, [member], price) for member in members)
+        return {index: prediction for found in alone for index, prediction in found.items()}
 
 
 def _group(
-    cases: list[Case], indices: list[int], table: ConstantTable | None, memory_factor: float
+    cases: list[Case],
+    indices: list[int],
+    table: ConstantTable | None,
+    adjust: Callable[[StageModel], StageModel] | None,
+    memory_factor: float,
 ) -> dict[int, Prediction]:
     context = cases[0].context if table is None else replace(cases[0].context, table=table)
     context = replace(context, backend=with_memory_factor(context.backend, memory_factor))
@@ -98,7 +110,10 @@ def _group(
     peak, fit = np.zeros(len(batch)), np.zeros(len(batch), dtype=bool)
     for vpp in np.unique(batch.vpp):
         rows = np.flatnonzero(batch.vpp == vpp)
-        model, result = assembled(context, batch.take(rows))
+        part = batch.take(rows)
+        model = stage_model(context, part)
+        model = model if adjust is None else adjust(model)
+        result = assemble(model, layer_counts(context, part), recomputed_counts(context, part), part.offload_optimizer)
         step[rows], peak[rows], fit[rows] = result.step_time_s, result.peak_memory_bytes, fits(context, result)
         reserved = result.rank_memory_bytes - model.device_overhead_bytes[:, None]
         for place, row in enumerate(rows):
@@ -109,7 +124,7 @@ def _group(
     for index, case in zip(indices, cases, strict=True):
         rows = np.arange(start, start + len(case.batch))
         start += len(case.batch)
-        chosen = _chosen(rows, step, peak, fit)
+        chosen = _chosen(rows, step, peak, context.memory_limit_bytes)
         figure = memory[case.memory_kind][chosen]
         rank = {"first": figure[0], "last": figure[-1]}.get(case.memory_rank, figure.max())
         if not (np.isfinite(step[chosen]) and np.isfinite(rank)):
@@ -120,7 +135,12 @@ def _group(
     return predictions
 
 
-def _chosen(rows: IntArray, step: FloatArray, peak: FloatArray, fit: BoolArray) -> int:
-    """The fastest setting that fits, else the one that needs least memory."""
-    fitting = rows[fit[rows]]
-    return int(fitting[np.argmin(step[fitting])] if len(fitting) else rows[np.argmin(peak[rows])])
+_CLEARLY_TOO_LARGE = 1.15
+"""A setting that the source leaves open is ruled out where it needs this much more than the GPU has: the run ran, so
+the estimate of its memory may be the part that is wrong."""
+
+
+def _chosen(rows: IntArray, step: FloatArray, peak: FloatArray, limit: float) -> int:
+    """The fastest setting that may have fitted, else the one that needs least memory."""
+    possible = rows[peak[rows] <= _CLEARLY_TOO_LARGE * limit]
+    return int(possible[np.argmin(step[possible])] if len(possible) else rows[np.argmin(peak[rows])])

@@ -52,6 +52,11 @@ def public_records() -> Records:
     return read_records(sorted(DATA.glob("*.jsonl.gz")))
 
 
+def public_runs() -> list[MeasuredRun]:
+    """The runs of the public records."""
+    return public_records().runs
+
+
 def read_records(paths: Iterable[Path], where: str = "--records") -> Records:
     """Records of several files (``.jsonl`` or ``.jsonl.gz``); of records with one id the first counts."""
     records = Records()

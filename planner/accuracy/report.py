@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.accuracy.classes import GRID_SOURCES, class_of, time_exclusion
+from planner.accuracy.classes import GRID_SOURCES, class_of_run, excluded_from_time
 from planner.accuracy.interpret import Case
 from planner.accuracy.predict import Prediction, cases_of, predict
 from planner.accuracy.records import Records
@@ -57,7 +57,7 @@ class Scored:
     @property
     def compared(self) -> bool:
         """The step time was measured and is a steady training step."""
-        return self.run.measured.step_time_s is not None and time_exclusion(self.run) is None
+        return self.run.measured.step_time_s is not None and excluded_from_time(self.run) is None
 
     @property
     def time_error(self) -> float | None:
@@ -83,7 +83,7 @@ def scored(runs: Sequence[MeasuredRun], profile: Profile | None = None) -> list[
     predictions = [*predict(plain), *skipped]
     if profile is not None and own:
         table = published_constants().with_factors(profile.factors)
-        predictions += predict(own, table, profile.memory_factor)
+        predictions += predict(own, table, memory_factor=profile.memory_factor)
     return paired(runs, predictions, cases)
 
 
@@ -108,7 +108,7 @@ def _gpu_of(run: MeasuredRun) -> str:
 
 
 _GROUPS: dict[Grouping, Callable[[Scored], str]] = {
-    "class": lambda row: class_of(row.run),
+    "class": lambda row: class_of_run(row.run),
     "source": lambda row: row.run.source_name,
     "gpu": lambda row: row.gpu,
     "framework": lambda row: framework_of(row.run),
@@ -139,7 +139,7 @@ def report(
         fit=_fit_rows(rows, group),
         ranking=_summary([sweep for sweep in sweeps if sweep.grid]),
         sweeps=sweeps,
-        excluded=_counted(time_exclusion(row.run) for row in rows if row.run.measured.step_time_s is not None),
+        excluded=_counted(excluded_from_time(row.run) for row in rows if row.run.measured.step_time_s is not None),
         skipped=_counted(row.prediction.skipped for row in skipped),
         not_priced=tuple(_not_priced(row, records) for row in skipped),
         problems=tuple(records.problems),

@@ -19,7 +19,7 @@ _SIXTEEN_BIT: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "f
 
 def precision_of(run: MeasuredConfiguration, cluster: Cluster) -> tuple[Precision, list[str]]:
     """The matrix format; 16 bits where nothing is said."""
-    words = (run.precision or "").lower()
+    words = (run.precision or str(run.extra.get("source_precision_label") or "")).lower()
     default: Precision = "fp16" if cluster.accelerator.peak.bf16 is None else "bf16"
     if not words:
         return default, [f"precision {default} (not stated)"]

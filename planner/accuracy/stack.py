@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.backends.base import Backend
+from planner.backends.base import Backend, NarrowRecipe
 from planner.backends.stacks import STACKS, stack_named
 from planner.specs.cluster import Cluster
 from planner.specs.measurement import MeasuredRun
@@ -20,9 +20,19 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
         stack = STACKS["megatron-2021"]
     if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
         stack = STACKS["torchtitan-compiled"]
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"narrow_recipe": _recipe(config.precision or "")}
     recipes = (config.framework or "").lower().startswith(("nemo", "megatron-bridge"))
     overlap = config.overlap.tp_comm
     if overlap is False or (overlap is None and stack.name == "megatron" and not recipes):
         changes["tensor_parallel_overlap"] = False
-    return (stack.with_habits(**changes) if changes else stack), known
+    return stack.with_habits(**changes), known
+
+
+def _recipe(precision: str) -> NarrowRecipe | None:
+    """Scaling recipe of an 8-bit run, from the words of its precision."""
+    words = precision.lower()
+    if "mxfp8" in words or "block" in words:
+        return "block"
+    if words.endswith("-cs"):
+        return "tensor"
+    return "delayed" if words.endswith("-ds") else None

@@ -38,6 +38,11 @@ Work = Literal["attention_core", "norms", "activation", "mlp", "qkv_up", "half_m
 """Forward work that recomputation repeats in the backward pass."""
 
 
+NarrowRecipe = Literal["delayed", "tensor", "block"]
+"""Scaling of 8-bit matrices: one factor a tensor from earlier steps or from this one, or one for each block of elements
+(mxfp8, 128 x 128 blocks)."""
+
+
 @dataclass(frozen=True)
 class RecomputeKind:
     """One choice of activation recomputation that a framework can express."""
@@ -171,6 +176,8 @@ class Habits:
     """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp (1: not padded)."""
+    narrow_recipe: NarrowRecipe | None = field(default=None, kw_only=True)
+    """Scaling of 8-bit matrices where a run states it; None: what the framework takes on the accelerator."""
     allocator_factor: float
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
@@ -184,6 +191,8 @@ class Backend(ABC):
     """A training framework in a stated version range."""
 
     name: ClassVar[str]
+    family: ClassVar[str]
+    """Frameworks that run a step alike and share their measured error."""
     title: ClassVar[str]
     versions: ClassVar[str]
     """Version range whose rules and flags are meant."""
@@ -228,6 +237,10 @@ class Backend(ABC):
     @abstractmethod
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Named working buffers of one GPU (gather windows, buckets, dummy gradients), bytes, arrays of length N."""
+
+    def scaling_recipe(self, cluster: Cluster) -> NarrowRecipe:
+        """How 8-bit matrices are scaled on these accelerators."""
+        return self.habits.narrow_recipe or "tensor"
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         """(N,) where the plan hides tensor-parallel collectives behind matrix multiplications."""

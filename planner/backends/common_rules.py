@@ -160,7 +160,7 @@ NUMBER_FORMAT = input_rule(
     lambda c: f"precision {c.job.precision} on {c.cluster.accelerator.id} ({c.cluster.accelerator.architecture})",
     reason=(
         "The accelerator multiplies matrices in the job's number format: bf16 needs Ampere or newer (and CDNA), "
-        f"fp8 needs {FP8_ARCHITECTURES}."
+        f"fp8 needs {FP8_ARCHITECTURES}, nvfp4 needs Blackwell."
     ),
     source="peak rates of the accelerator's data sheet",
 )
@@ -168,7 +168,9 @@ NUMBER_FORMAT = input_rule(
 
 def _format_rate(context: RuleContext) -> float | None:
     peak = context.cluster.accelerator.peak
-    return {"bf16": peak.bf16, "fp16": peak.fp16, "fp8": peak.fp8, "fp32": peak.fp32}[context.job.precision]
+    return {"bf16": peak.bf16, "fp16": peak.fp16, "fp8": peak.fp8, "nvfp4": peak.fp4, "fp32": peak.fp32}[
+        context.job.precision
+    ]
 
 
 def gpu_vendor(framework: str) -> Rule:
@@ -264,7 +266,7 @@ def _fp8_widths(context: RuleContext) -> dict[str, int]:
 def _fp8_aligned(context: RuleContext) -> BoolArray:
     multiple = FP8_MULTIPLE * context.batch.tp
     aligned = np.all([width % multiple == 0 for width in _fp8_widths(context).values()], axis=0)
-    return np.asarray(aligned | (context.job.precision != "fp8"), dtype=np.bool_)
+    return np.asarray(aligned | (not context.job.narrow), dtype=np.bool_)
 
 
 def _fp8_equation(context: RuleContext, index: int) -> str:
@@ -276,13 +278,13 @@ def _fp8_equation(context: RuleContext, index: int) -> str:
 
 
 def fp8_alignment(source: str) -> Rule:
-    """fp8 matrices need aligned dimensions on every rank."""
+    """fp8 (and nvfp4) matrices need aligned dimensions on every rank."""
     return predicate(
         "fp8-alignment",
         _fp8_aligned,
         _fp8_equation,
         reason=(
-            f"fp8 matrix multiplications take dimensions that are multiples of {FP8_MULTIPLE} after the tensor split."
+            f"fp8 and nvfp4 matrix multiplications take dimensions that are multiples of {FP8_MULTIPLE} after the tensor split."
         ),
         source=source,
         vary="tp",

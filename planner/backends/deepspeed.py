@@ -82,6 +82,7 @@ class DeepSpeed(Backend):
     """DeepSpeed 0.17 to 0.19."""
 
     name = "deepspeed"
+    family = "deepspeed"
     title = "DeepSpeed"
     versions = "deepspeed >=0.17,<0.20"
     rules = RULES

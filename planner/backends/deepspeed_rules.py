@@ -41,9 +41,9 @@ def _offloads(context: RuleContext) -> BoolArray:
 
 NO_FP8 = input_rule(
     "fp8-not-offered",
-    lambda c: c.job.precision != "fp8",
+    lambda c: not c.job.narrow,
     lambda c: f"precision {c.job.precision}",
-    reason="DeepSpeed has no fp8 training of its own.",
+    reason="DeepSpeed has no fp8 or fp4 training of its own.",
     source="deepspeed/runtime/config.py",
     allowed="precision in bf16, fp16, fp32",
 )

@@ -75,6 +75,7 @@ class Fsdp(Backend):
     """PyTorch 2.6 or newer: fully_shard, DTensor and context_parallel."""
 
     name = "fsdp"
+    family = "fsdp"
     title = "PyTorch FSDP2"
     versions = "torch >=2.6,<2.14"
     rules = RULES

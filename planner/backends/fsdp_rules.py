@@ -165,6 +165,15 @@ FP8_DENSE = input_rule(
     source="torchao.float8 convert_to_float8_training",
 )
 
+NO_FP4 = input_rule(
+    "fp4-not-offered",
+    lambda c: c.job.precision != "nvfp4",
+    lambda c: f"precision {c.job.precision}",
+    reason="The torchao conversion offers no fp4 training for the written modules.",
+    source="torchao.float8 and torchao.prototype.mx_formats",
+    allowed="precision in bf16, fp16, fp8, fp32",
+)
+
 LOSS_IMPLEMENTATION = input_rule(
     "loss-implementation",
     lambda c: c.job.loss in ("auto", "eager"),
@@ -178,6 +187,7 @@ RULES: tuple[Rule, ...] = (
     gpu_vendor("PyTorch FSDP2"),
     LOSS_IMPLEMENTATION,
     FP8_DENSE,
+    NO_FP4,
     NO_PIPELINE,
     *COMMON,
     schedule_rule({"single": ("none",), "plain": (), "virtual": ()}, "written module"),

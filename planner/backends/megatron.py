@@ -13,7 +13,16 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from planner.backends.base import Backend, BufferContext, Habits, OffloadChoice, RecomputeKind, StateBytes, Tensor
+from planner.backends.base import (
+    Backend,
+    BufferContext,
+    Habits,
+    NarrowRecipe,
+    OffloadChoice,
+    RecomputeKind,
+    StateBytes,
+    Tensor,
+)
 from planner.backends.megatron_rules import RULES
 from planner.backends.rule_kit import divisors
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
@@ -123,6 +132,7 @@ class Megatron(Backend):
     """Megatron-LM as released with megatron-core 0.16 to 0.19."""
 
     name = "megatron"
+    family = "megatron"
     title = "Megatron-LM"
     versions = "megatron-core >=0.16,<0.20"
     rules = RULES
@@ -150,6 +160,11 @@ class Megatron(Backend):
         attention_kernel="vendor",
         expert_dispatch="once-per-domain",
     )
+
+    def scaling_recipe(self, cluster: Cluster) -> NarrowRecipe:
+        """mxfp8 where the hardware scales blocks, else current scaling."""
+        block = cluster.accelerator.architecture.startswith("blackwell")
+        return self.habits.narrow_recipe or ("block" if block else "tensor")
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         usable = overlaps_tensor_parallel(cluster, batch.tp, batch.sequence_parallel)

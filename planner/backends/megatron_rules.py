@@ -294,12 +294,12 @@ OFFLOAD_NEEDS_DISTRIBUTED_OPTIMIZER = predicate(
 
 OFFLOAD_PRECISION = predicate(
     "offload-precision",
-    lambda c: ~_offloads(c) | everywhere(c, c.job.precision in ("bf16", "fp8")),
+    lambda c: ~_offloads(c) | everywhere(c, c.job.precision == "bf16" or c.job.narrow),
     lambda c, i: (
         f"offload share({c.batch.offload_optimizer[i]:g}) with precision {c.job.precision}, needs bf16 weights"
     ),
     reason=(
-        "The precision-aware optimizer that carries the offload is used with bf16 weights (fp8 jobs keep bf16 weights)."
+        "The precision-aware optimizer that carries the offload is used with bf16 weights (fp8 and nvfp4 jobs keep bf16 weights)."
     ),
     source="megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py",
 )

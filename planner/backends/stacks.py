@@ -32,6 +32,7 @@ class Megatron2021(Megatron):
     """Megatron-LM before Transformer Engine (2020 to 2022): no flash attention, synchronous stage transfers."""
 
     name = "megatron-2021"
+    family = "megatron-2021"
     title = "Megatron-LM before Transformer Engine"
     habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2")
 
@@ -40,6 +41,7 @@ class MegatronDeepSpeed(Megatron2021):
     """Megatron-DeepSpeed as BLOOM was trained with it."""
 
     name = "megatron-deepspeed"
+    family = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
     habits = replace(Megatron2021.habits, fused_kernels=False)
 
@@ -48,6 +50,7 @@ class AlephAlpha(Megatron):
     """Aleph Alpha's layout study (arXiv 2311.05610): tensor, pipeline and ZeRO-1, 1F1B."""
 
     name = "aleph-alpha"
+    family = "aleph-alpha"
     title = "Aleph Alpha scaling stack"
     habits = replace(
         Megatron.habits,
@@ -65,6 +68,7 @@ class Nanotron(Megatron):
     """nanotron: tensor parallelism with reduce-scatter, 1F1B, ZeRO-0 or 1, fp32 gradient accumulation."""
 
     name = "nanotron"
+    family = "nanotron"
     title = "nanotron"
     habits = replace(
         Megatron.habits,
@@ -94,6 +98,7 @@ class ZeroBubble(Megatron2021):
     """The Megatron-LM fork of the zero-bubble schedules (arXiv 2401.10241)."""
 
     name = "zero-bubble"
+    family = "zero-bubble"
     title = "Megatron-LM, zero-bubble fork"
     habits = replace(Megatron.habits, tensor_parallel_overlap=False)
 
@@ -111,6 +116,7 @@ class MegatronFsdp(Megatron):
     """Megatron-LM with fully sharded parameters (--use-megatron-fsdp)."""
 
     name = "megatron-fsdp"
+    family = "megatron-fsdp"
     title = "Megatron-FSDP"
     habits = replace(Megatron.habits, data_parallel_overlap="every-layer")
 

@@ -44,7 +44,9 @@ GlobalBatch = Annotated[
         "--global-batch", help="Sequences of a step (512), or tokens with a suffix (4M, 4Mi).", rich_help_panel=JOB
     ),
 ]
-Precision = Annotated[str | None, typer.Option("--precision", help="bf16, fp16, fp8 or fp32.", rich_help_panel=JOB)]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="bf16, fp16, fp8, nvfp4 or fp32.", rich_help_panel=JOB)
+]
 Loss = Annotated[str, typer.Option("--loss", help="auto, eager, fused or chunked.", rich_help_panel=JOB)]
 NoFlash = Annotated[
     bool, typer.Option("--no-flash-attention", help="The attention scores are materialised.", rich_help_panel=JOB)

@@ -18,7 +18,7 @@ from rich.text import Text
 from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import Justify, stdout, table
 from planner.service.why import largest_loss
-from planner.specs.plan import Assumption, Plan, PlanDocument
+from planner.specs.plan import OUTSIDE_EXPERIENCE, Assumption, Plan, PlanDocument
 from planner.specs.strategy import Recompute, Strategy
 from planner.units import GIB, duration, gib, percent
 
@@ -64,6 +64,8 @@ def _verdict(console: Console, document: PlanDocument) -> None:
     )
     _indented(console, speed)
     console.print(Text(memory).append("fits", style="green") if estimate.fits else _misfit(memory, document))
+    outside = OUTSIDE_EXPERIENCE in estimate.range_basis
+    _indented(console, f"ranges from {estimate.range_basis}", style="yellow" if outside else "dim")
 
 
 def _misfit(memory: str, document: PlanDocument) -> Text:

@@ -15,14 +15,12 @@ from planner.specs.batch import FloatArray
 _SCORE_BYTES = 5.0
 """Per score without flash attention: softmax output 2, dropout mask 1, dropped copy 2 (arXiv 2205.05198, section
 4.1)."""
-_SAVED_SHARE = {"fp8": 0.5, "nvfp4": 0.28}
-"""Inputs of narrow matrix multiplications are kept in one byte (fp4: half a byte and scales) instead of two."""
 
 
 def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     """Saved tensors of one layer of ``kind``, bytes, arrays of length N."""
     model, size = work.context.model, float(work.context.activation_bytes)
-    fp8 = _SAVED_SHARE.get(work.context.job.precision, 1.0)
+    fp8 = work.context.job.narrow_share
     inputs = min(model.norms_per_layer, 2)
     tensors: dict[Tensor, FloatArray] = {
         "norm_input": size * model.hidden * model.norms_per_layer * work.sp_tokens,

@@ -22,6 +22,7 @@ class Constants:
     gemm_share: float
     gemm_share_fp8: float
     gemm_share_fp4: float
+    block_scaled_share: float
     gemm_half_k: float
     gemm_half_mn: float
     attention_forward_share: float
@@ -77,20 +78,17 @@ class ConstantTable:
 
     def lookup(self, stack: str, accelerator: Accelerator) -> Constants:
         """Constants of a stack on an accelerator: the stack's own entry, else the accelerator's, its architecture's,
-        the default."""
+        its architecture's family's, the default."""
         return Constants(**{f.name: self._value(f.name, stack, accelerator) for f in fields(Constants)})
 
     def _value(self, name: str, stack: str, accelerator: Accelerator) -> float:
         entry = self.values[name]
-        for key in (stack, accelerator.id, accelerator.architecture, "default"):
+        architecture = accelerator.architecture
+        # "blackwell-ultra" is a Blackwell where nothing of its own is known.
+        for key in (stack, accelerator.id, architecture, architecture.partition("-")[0], "default"):
             if key in entry:
                 return entry[key] * self.factors.get(name, 1.0)
         raise KeyError(f"constants.yaml: {name} has no default")
-
-    def used_key(self, name: str, stack: str, accelerator: Accelerator) -> str:
-        """The key under which the look-up finds the constant."""
-        keys = (stack, accelerator.id, accelerator.architecture, "default")
-        return next(key for key in keys if key in self.values[name])
 
     def with_values(self, changes: Mapping[Key, float]) -> ConstantTable:
         """The table with some values replaced."""

@@ -42,7 +42,7 @@ class CostContext:
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
-        return uncertainty_for(self.backend.name, self.job.precision, moe=self.model.moe is not None)
+        return uncertainty_for(self.backend.family, self.cluster.accelerator.id, self.job, self.model)
 
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -86,7 +86,8 @@ class CostContext:
         """Sustained rate of the layers' matrix multiplications before shape losses."""
         peak = self.cluster.accelerator.peak
         if self.job.precision == "fp8" and peak.fp8 is not None:
-            return peak.fp8 * self.constants.gemm_share_fp8
+            block = self.constants.block_scaled_share if self.backend.scaling_recipe(self.cluster) == "block" else 1.0
+            return peak.fp8 * self.constants.gemm_share_fp8 * block
         if self.job.precision == "nvfp4" and peak.fp4 is not None:
             return peak.fp4 * self.constants.gemm_share_fp4
         return self.dense_flops_per_s * self.constants.gemm_share

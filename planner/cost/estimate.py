@@ -36,6 +36,7 @@ def estimate(context: CostContext, batch: StrategyBatch) -> Estimate:
         mfu=flops / mfu_peak(context),
         peak_memory_bytes=memory,
         peak_memory_range_bytes=(memory * spread.memory_lower, memory * spread.memory_upper),
+        range_basis=spread.basis,
         memory_limit_bytes=context.memory_limit_bytes,
         fits=bool(fits(context, result)[0]),
         host_memory_bytes_per_node=float(result.host_memory_bytes_per_node[0]),

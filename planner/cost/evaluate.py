@@ -14,7 +14,7 @@ from planner.cost.stage_model import StageModel, StageResult, assemble
 from planner.cost.step import Step
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 
-__all__ = ["CostContext", "Evaluation", "assembled", "evaluate", "fits", "layer_counts", "recomputed_counts", "stage_model"]
+__all__ = ["CostContext", "Evaluation", "evaluate", "fits", "layer_counts", "recomputed_counts", "stage_model"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,6 @@ def fits(context: CostContext, result: StageResult) -> BoolArray:
     return np.asarray(device & (result.host_memory_bytes_per_node <= context.host_memory_limit_bytes))
 
 
-def assembled(context: CostContext, batch: StrategyBatch) -> tuple[StageModel, StageResult]:
-    """Coefficients and results of complete strategies that share one pipeline shape (pp and vpp)."""
-    model = stage_model(context, batch)
-    layers, recomputed = layer_counts(context, batch), recomputed_counts(context, batch)
-    return model, assemble(model, layers, recomputed, batch.offload_optimizer)
-
-
 def evaluate(context: CostContext, batch: StrategyBatch) -> Evaluation:
     """Step time and memory of complete strategies, in any mixture of pipeline shapes."""
     step, memory, host = (np.zeros(len(batch)) for _ in range(3))
@@ -83,7 +76,12 @@ def evaluate(context: CostContext, batch: StrategyBatch) -> Evaluation:
     for code in np.unique(shape):
         rows = np.flatnonzero(shape == code)
         part = batch if len(rows) == len(batch) else batch.take(rows)
-        _, result = assembled(context, part)
+        result = assemble(
+            stage_model(context, part),
+            layer_counts(context, part),
+            recomputed_counts(context, part),
+            part.offload_optimizer,
+        )
         step[rows], memory[rows] = result.step_time_s, result.peak_memory_bytes
         host[rows], fit[rows] = result.host_memory_bytes_per_node, fits(context, result)
     return Evaluation(step, memory, host, fit)

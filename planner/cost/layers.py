@@ -156,9 +156,9 @@ def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     context = work.context
     blocks = float(kind[0] != "none") + _sharded_mlp_blocks(work, kind)
     full = work.tokens * context.model.hidden * context.activation_bytes
-    pair = np.where(
-        work.batch.sequence_parallel, 2.0 * groups.tensor.all_gather_s(full), groups.tensor.all_reduce_s(full)
-    )
+    # Gathered inputs travel as the matrices read them, in 8 or 4 bits where those are narrow; scattered sums do not.
+    gathered = groups.tensor.all_gather_s(context.job.narrow_share * full) + groups.tensor.all_gather_s(full)
+    pair = np.where(work.batch.sequence_parallel, gathered, groups.tensor.all_reduce_s(full))
     hidden = work.tensor_overlap * (1.0 - groups.tensor.crosses)
     exposed = blocks * pair * (1.0 - hidden)
     expert = work.zeros()

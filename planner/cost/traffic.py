@@ -18,8 +18,12 @@ _RESIDUAL = 6.0
 """Bytes per hidden element of one residual add: two inputs read, the sum written."""
 _PERMUTE = 8.0
 """Bytes per hidden element and visited expert: gather into expert order and back, read 2 and write 2 each."""
-_FP8_CAST = 4.0
-"""Bytes per GEMM input element: read 2, write a row-wise and a column-wise fp8 copy."""
+_CAST = {"delayed": 3.0, "tensor": 9.0, "block": 8.4}
+_FP4_CAST = 12.6
+"""Bytes per GEMM input element, forward, of quantising inputs and (with the backward pass counted twice) gradients.
+
+Transformer Engine's profile of one layer on B300 (15,872 tokens, h 4096, f 16384) spends on it 0.64 ms with delayed,
+2.0 with current, 1.8 with mxfp8 and 2.7 with nvfp4 scaling, over 1.04e9 elements; here 1.37e9 are counted."""
 
 
 def norms_bytes(work: Work) -> FloatArray:
@@ -65,13 +69,18 @@ def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
     model = work.context.model
     if not work.context.job.narrow:
         return work.zeros()
-    dense = 0.0 if kind[0] == "none" else model.hidden + model.heads * model.head_dim / work.tp
-    elements = dense * work.tokens
+    # Transformer Engine quantises its part of a split input before the gather.
+    block_input = model.hidden * work.sp_tokens
+    elements = work.zeros()
+    if kind[0] != "none":
+        elements = block_input + model.heads * model.head_dim / work.tp * work.tokens
     if kind[1] == "dense":
-        elements = elements + (model.hidden + model.ffn / work.tp) * work.tokens
+        elements = elements + block_input + model.ffn / work.tp * work.tokens
     elif kind[1] == "moe" and model.moe is not None:
         elements = elements + (model.hidden + model.moe.expert_ffn / work.etp) * work.routed_rows
-    return _FP8_CAST * elements
+    recipe = work.context.backend.scaling_recipe(work.context.cluster)
+    each = _FP4_CAST if work.context.job.precision == "nvfp4" else _CAST[recipe]
+    return each * elements
 
 
 def stream_s(work: Work, fused_bytes: FloatArray) -> FloatArray:

@@ -1,7 +1,7 @@
-"""How far an estimate can be from a measurement, by framework and class of job.
+"""How far an estimate can be from a measurement: the measured error of its class on public runs.
 
-The factors are the measured spread of the reference runs in tests/reference (uncertainty.yaml says which); a plan
-fits only when the upper end of its memory range fits."""
+The ranges of uncertainty.yaml hold 80 % of runs that the constants were not fitted to; a framework, a kind of model or
+an accelerator without measured runs gets the wider range of runs that were left out with everything like them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.catalog.loader import read_yaml
-from planner.specs.job import Precision
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.plan import OUTSIDE_EXPERIENCE
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Uncertainty:
     memory_lower: float
     memory_upper: float
     basis: str
-    """What the range rests on, in words."""
+    """What the ranges rest on, in words; says "outside measured experience" where nothing alike was measured."""
 
 
 @lru_cache(maxsize=1)
@@ -32,11 +34,35 @@ def _document() -> dict[str, Any]:
     return document
 
 
-def uncertainty_for(backend: str, precision: Precision, *, moe: bool) -> Uncertainty:
-    """Ranges of this backend's class; an unlisted backend gets the widest."""
+def class_name(family: str, job: Job, model: ModelSpec) -> str:
+    """The class whose measured error an estimate shares: framework family, kind of model, width of the matrices."""
+    kind = "experts" if model.moe is not None else "dense"
+    return f"{family} {kind} {'8/4-bit' if job.narrow else '16-bit'}"
+
+
+def uncertainty_for(family: str, accelerator: str, job: Job, model: ModelSpec, *, assumed: bool = False) -> Uncertainty:
+    """Ranges of an estimate; ``assumed`` where settings of the run had to be filled in."""
     document = _document()
-    entry = document["backends"].get(backend, document["unmeasured"])
-    name = ("moe" if moe else "dense") + ("-fp8" if precision in ("fp8", "nvfp4") else "")
-    low, high = entry["step_time"][name]
-    memory_low, memory_high = entry["memory"]["moe" if moe else "dense"]
-    return Uncertainty(low, high, memory_low, memory_high, str(entry["basis"]))
+    name = class_name(family, job, model)
+    time, time_basis = _range(document["step_time"], name, accelerator, assumed=assumed)
+    memory, memory_basis = _range(document["memory"], name, accelerator, assumed=False)
+    return Uncertainty(*time, *memory, f"step time: {time_basis}; memory: {memory_basis}")
+
+
+def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool) -> tuple[tuple[float, float], str]:
+    """(lower, upper) and what it rests on."""
+    entry = table["classes"].get(name)
+    if entry is None:
+        low, high = table["outside"]["class"]
+        return (low, high), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of classes that were left out whole"
+    low, high = entry["range"]
+    basis = f"80 % of {entry['runs']} measured runs of {name}"
+    if assumed:
+        wide_low, wide_high = table["outside"]["assumed"]
+        low, high = min(low, wide_low), max(high, wide_high)
+        basis += ", widened for settings that were filled in"
+    if accelerator not in entry["accelerators"]:
+        wide_low, wide_high = table["outside"]["accelerator"]
+        low, high = min(low, wide_low), max(high, wide_high)
+        basis += f", widened: {accelerator} is {OUTSIDE_EXPERIENCE} for this class"
+    return (low, high), basis

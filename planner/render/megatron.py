@@ -197,6 +197,8 @@ def precision_flags(strategy: Strategy, accelerator: Accelerator) -> list[Flag]:
     if strategy.precision == "fp16":
         return [flag("--fp16")]
     flags = [flag("--bf16")]
+    if strategy.precision == "nvfp4":
+        flags += [flag("--fp4-format", "e2m1"), flag("--fp4-recipe", "nvfp4", remark="Transformer Engine 2.7 or newer")]
     if strategy.precision == "fp8":
         if accelerator.architecture.lower() in FROM_BLACKWELL:
             flags += [flag("--fp8-format", "e4m3"), flag("--fp8-recipe", "mxfp8", remark="block scaling in hardware")]

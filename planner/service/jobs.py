@@ -128,7 +128,8 @@ def _flash_attention(given: JobInput, accelerator: Accelerator, assumptions: lis
 def supported_precisions(accelerator: Accelerator) -> tuple[str, ...]:
     """Training precisions the accelerator has matrix units for."""
     peak = accelerator.peak
-    rates = {"bf16": peak.bf16, "fp16": peak.fp16, "fp8": peak.fp8 and peak.bf16, "fp32": peak.fp32}
+    narrow = {"fp8": peak.fp8 and peak.bf16, "nvfp4": peak.fp4 and peak.bf16}
+    rates = {"bf16": peak.bf16, "fp16": peak.fp16, **narrow, "fp32": peak.fp32}
     return tuple(name for name in get_args(Precision) if rates[name])
 
 

@@ -34,3 +34,8 @@ class Job(Spec):
     def narrow(self) -> bool:
         """Matrix multiplications run in 8 or 4 bits."""
         return self.precision in ("fp8", "nvfp4")
+
+    @property
+    def narrow_share(self) -> float:
+        """Bytes of a quantised activation over its 16 bits (nvfp4: half a byte and a scale for every 16 elements)."""
+        return {"fp8": 0.5, "nvfp4": 0.28}.get(self.precision, 1.0)

@@ -15,6 +15,9 @@ from planner.specs.strategy import Strategy
 
 SCHEMA_VERSION = 1
 
+OUTSIDE_EXPERIENCE = "outside measured experience"
+"""Said of ranges for which no run of the same kind was measured."""
+
 
 class Breakdown(Spec):
     """A named quantity and what it is made of; the value is the sum or the maximum of the children."""
@@ -42,6 +45,8 @@ class Estimate(Spec):
     peak_memory_bytes: float = Field(gt=0)
     """Worst rank, worst phase, as the device reports it (allocator, context and communication buffers)."""
     peak_memory_range_bytes: tuple[float, float]
+    range_basis: str = ""
+    """What the two ranges rest on: measured runs of the same class, or that there are none."""
     memory_limit_bytes: float = Field(gt=0)
     fits: bool
     """The upper end of the memory range is within the limit, on the GPU and on the host."""

@@ -107,7 +107,7 @@ def test_item_22_overlap_has_a_price() -> None:
 def tensor_parallel_all_reduces(sequence_parallel: bool) -> tuple[float, float, float]:
     """(forward, backward, repeated by full recomputation) of one layer, in all-reduces of its activations."""
     # What a framework hides behind its matrices is not the subject here.
-    exposed = get_backend("megatron").with_habits(tensor_parallel_overlap=0.0)
+    exposed = get_backend("megatron").with_habits(tensor_parallel_overlap=False)
     context = question("llama-3-70b", machines("h100", 8), exposed, seq_len=4096)
     step = step_of(context, tp=8, sequence_parallel=sequence_parallel)
     term = step.layers[0].named("tensor-parallel traffic")

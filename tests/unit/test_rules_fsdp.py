@@ -13,6 +13,7 @@ from tests.helpers import (
     RuleCase,
     Situation,
     accelerator,
+    b200,
     check_rule_case,
     deepseek_v3,
     delta_net,
@@ -70,6 +71,12 @@ CASES = [
     RuleCase("loss-implementation", sharded, {"job": make_job(loss="chunked")}, ("chunked",)),
     RuleCase(
         "fp8-dense-only", sharded, {"model": mixtral(layers=80), "job": make_job(precision="fp8")}, ("experts(8)",)
+    ),
+    RuleCase(
+        "fp4-not-offered",
+        hybrid,
+        {"cluster": h100_cluster(16, accelerator=b200()), "job": make_job(precision="nvfp4")},
+        ("nvfp4",),
     ),
     RuleCase(
         "no-pipeline",

@@ -1,0 +1,74 @@
+"""How large the error is on runs that the constants were not fitted to: cross-validation over groups of runs and over
+whole sources.
+
+A group is one source's runs of one model on one accelerator.  Without a group the constants move little, so its errors
+follow from the fit's derivative; without a source they may move far, so its runs are priced again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.accuracy.fitting import Fit, log_errors, refit
+from planner.accuracy.interpret import Case
+from planner.cost.constants import ConstantTable, Fitted, Key
+from planner.specs.batch import FloatArray
+
+
+@dataclass(frozen=True)
+class Validation:
+    """log(predicted / measured) of every row by constants fitted without it."""
+
+    without_group: FloatArray
+    without_source: FloatArray
+
+
+def group_of(case: Case) -> tuple[str, ...]:
+    """What is left out together: source, model, accelerator."""
+    return (case.run.source_name, case.run.model.name, case.context.cluster.accelerator.id)
+
+
+def cross_validate(
+    cases: Sequence[Case],
+    table: ConstantTable,
+    free: Mapping[Key, Fitted],
+    weights: FloatArray,
+    fit: Fit,
+    progress: Callable[[str], None] | None = None,
+) -> Validation:
+    """Out-of-fold errors of ``cases``, which ``fit`` was fitted to with ``weights``."""
+    without_group = np.array(fit.errors)
+    for rows in _folds([group_of(case) for case in cases]):
+        change = refit(fit, free, np.where(rows, 0.0, weights))
+        without_group[rows] = fit.errors[rows] + fit.jacobian[rows] @ change
+    without_source = np.array(fit.errors)
+    keys = list(fit.values)
+    for rows in _folds([(case.run.source_name,) for case in cases]):
+        change = refit(fit, free, np.where(rows, 0.0, weights))
+        values = {key: fit.values[key] * float(np.exp(step)) for key, step in zip(keys, change, strict=True)}
+        left_out = [case for case, chosen in zip(cases, rows, strict=True) if chosen]
+        without_source[rows] = log_errors(left_out, table.with_values(values))
+        if progress is not None:
+            progress(left_out[0].run.source_name)
+    return Validation(without_group, without_source)
+
+
+def _folds(names: Sequence[tuple[str, ...]]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+    """One mask for each distinct name."""
+    index = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    codes = np.array([index[name] for name in names])
+    return [codes == code for code in range(len(index))]
+
+
+def coverage(errors: FloatArray, groups: Sequence[tuple[str, ...]], low: float, high: float) -> float:
+    """Share of rows whose measured value lies in the range that the other groups' quantiles give."""
+    inside = np.zeros(len(errors), dtype=bool)
+    for rows in _folds(groups):
+        others = errors[~rows]
+        if len(others) == 0:
+            continue
+        bottom, top = np.quantile(others, [low, high])
+        inside[rows] = (errors[rows] >= bottom) & (errors[rows] <= top)
+    return float(inside.mean())
