@@ -1,0 +1,154 @@
+"""Calibration: what it refuses, what it fits from how many runs, and what one run of an unseen framework is worth."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+
+from planner.accuracy.calibration import KNOBS, calibrate
+from planner.accuracy.records import Records, public_records
+from planner.accuracy.report import errors_of, scored
+from planner.cost.constants import Constants
+from planner.errors import InputError
+from planner.specs.measurement import MeasuredRun
+from tests.accuracy_records import measured_run
+
+
+def records(*runs: MeasuredRun) -> Records:
+    return Records(runs=list(runs))
+
+
+def test_knobs_name_constants() -> None:
+    """Every constant that a factor acts on exists."""
+    for knob in KNOBS:
+        assert set(knob.multiplies) | set(knob.divides) <= set(Constants.__dataclass_fields__)
+
+
+REFUSED: dict[str, tuple[list[MeasuredRun], str]] = {
+    "nothing": ([], "no run with a step time"),
+    "no step time": ([measured_run(measured__step_time_s=None)], "no run with a step time"),
+    "no batch": ([measured_run(run__global_batch=None)], "no run with a step time"),
+    "unknown GPU": ([measured_run(hardware__gpu="h1000")], "no run with a step time"),
+    "two GPUs": ([measured_run("a"), measured_run("b", hardware__gpu="a100")], "several accelerators"),
+    "two frameworks": ([measured_run("a"), measured_run("b", run__framework="nemo")], "several frameworks"),
+    "contradiction": ([measured_run("a"), measured_run("b", measured__step_time_s=3.8)], "contradict"),
+    "time of a micro-batch": ([measured_run(measured__step_time_s=0.1)], "implausible factor on speed"),
+    "seconds for milliseconds": ([measured_run(measured__step_time_s=3000.0)], "implausible factor on speed"),
+    "tiny memory": ([measured_run(measured__peak_mem_gib=0.5)], "implausible factor on memory"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    """Too little, contradictory and implausible data are refused with what was found and what to do."""
+    runs, what = REFUSED[name]
+    with pytest.raises(InputError, match=what) as problem:
+        calibrate(records(*runs))
+    assert problem.value.where == "--from-records"
+    assert problem.value.got
+    assert problem.value.hint
+
+
+def test_repeats_within_noise_are_one_configuration() -> None:
+    """Two runs of one configuration count once for what can be fitted, and both are shown."""
+    result = calibrate(records(measured_run("a"), measured_run("b", measured__step_time_s=3.1)))
+    assert [factor.name for factor in result.profile.fitted] == ["speed"]
+    assert [run.id for run in result.profile.runs] == ["a", "b"]
+
+
+def _layouts(count: int) -> list[MeasuredRun]:
+    """Different configurations with times near the prediction."""
+    changes: list[dict[str, Any]] = [
+        {"run__tp": 1, "run__dp": 16},
+        {"run__tp": 2},
+        {"run__tp": 4, "run__dp": 4},
+        {"run__tp": 8, "run__dp": 2},
+        {"run__micro_batch": 2},
+        {"run__recompute": "full"},
+    ]
+    runs = [measured_run(f"lab/{index}", **change) for index, change in enumerate(changes[:count])]
+    times = [row.prediction.step_time_s or 0.0 for row in scored(runs)]
+    return [
+        run.model_copy(update={"measured": run.measured.model_copy(update={"step_time_s": 1.2 * time})})
+        for run, time in zip(runs, times, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_what_is_fitted(count: int) -> None:
+    """More runs, more factors; what is missing is said with the number of runs it takes."""
+    result = calibrate(records(*_layouts(count)))
+    fitted = {factor.name for factor in result.profile.fitted}
+    assert fitted == {knob.name for knob in KNOBS if knob.runs <= count}
+    waiting = {knob.name for knob in KNOBS} - fitted
+    assert waiting | {"memory"} == {sentence.split(" (")[0] for sentence in result.not_fitted}
+    assert result.median_before == pytest.approx(1 / 6, abs=0.001)
+    assert result.median_after < 0.01
+    assert (result.median_left_out is None) == (count == 1)
+
+
+def test_memory() -> None:
+    """A memory figure fits the memory factor and nothing else."""
+    plain = measured_run("a", measured__step_time_s=None)
+    (row,) = scored([plain])
+    step, memory = row.prediction.step_time_s, row.prediction.peak_memory_bytes
+    assert step is not None
+    assert memory is not None
+    run = measured_run("a", measured__step_time_s=step, measured__peak_mem_gib=1.3 * memory / 2**30)
+    result = calibrate(records(run))
+    assert result.profile.memory_factor == pytest.approx(1.3, rel=0.02)
+    assert result.profile.factors["gemm_share"] == pytest.approx(1.0, abs=0.01)
+    (shown,) = result.profile.runs
+    assert shown.memory_error_before == pytest.approx(1 / 1.3 - 1, abs=0.001)
+    assert shown.memory_error_after == pytest.approx(0.0, abs=0.02)
+    (again,) = scored([run], result.profile)
+    assert again.memory_error == pytest.approx(shown.memory_error_after, abs=1e-4)
+
+
+def test_outlier_does_not_decide() -> None:
+    """One run at twice its time among five moves the speed by little."""
+    runs = _layouts(5)
+    bad = runs[4].measured.model_copy(update={"step_time_s": 2.5 * (runs[4].measured.step_time_s or 0.0)})
+    runs[4] = runs[4].model_copy(update={"measured": bad})
+    factors = {factor.name: factor.factor for factor in calibrate(records(*runs)).profile.fitted}
+    assert factors["speed"] == pytest.approx(1 / 1.2, rel=0.05)
+
+
+def test_profile_counts_on_its_accelerator_only() -> None:
+    """Runs of another accelerator are predicted with the published constants."""
+    profile = calibrate(records(*_layouts(1))).profile
+    runs = [measured_run("a"), measured_run("b", hardware__gpu="a100")]
+    before, after = scored(runs), scored(runs, profile)
+    assert before[1].prediction == after[1].prediction
+    assert before[0].prediction.step_time_s != after[0].prediction.step_time_s
+
+
+UNSEEN = {
+    "paxml": ("dgxc", "h100-80gb-sxm", "paxml"),
+    "llm-foundry, A100": ("llm-foundry", "a100-40gb-sxm", "llm-foundry"),
+    "llm-foundry, H100": ("llm-foundry", "h100-80gb-sxm", "llm-foundry"),
+    "AutoModel": ("automodel", "h100-80gb-sxm", "fsdp2"),
+}
+"""Runs of the public records whose framework is given a name that the planner does not know."""
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_one_run_of_an_unseen_framework(name: str) -> None:
+    """With any one run of it, the others are predicted clearly better: the typical error falls by a third and more."""
+    source, gpu, framework = UNSEEN[name]
+    runs = [
+        run.model_copy(update={"run": run.run.model_copy(update={"framework": "in-house trainer"})})
+        for run in public_records().runs
+        if (run.source_name, run.hardware.gpu) == (source, gpu) and (run.run.framework or "").startswith(framework)
+    ]
+    runs = [row.run for row in scored(runs) if row.time_error is not None]
+    assert len(runs) >= 6
+    before, after = [], []
+    for index, run in enumerate(runs):
+        profile = calibrate(records(run)).profile
+        others = [*runs[:index], *runs[index + 1 :]]
+        before.append(errors_of([row.time_error or 0.0 for row in scored(others)]).median)
+        after.append(errors_of([row.time_error or 0.0 for row in scored(others, profile)]).median)
+    assert statistics.median(after) < 0.67 * statistics.median(before)
