@@ -20,7 +20,7 @@ from planner.accuracy.stack import stack_of
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch
-from planner.specs.job import Job
+from planner.specs.job import Job, Task
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun, MemoryKind
 from planner.specs.model import ModelSpec
 
@@ -79,6 +79,7 @@ def interpret(run: MeasuredRun) -> Case:
         seq_len=run.model.seq_len or model.max_seq,
         global_batch=global_batch,
         precision=precision,
+        task=_task(run),
         flash_attention=run.run.flash_attention is not False,
     )
     recomputations = recomputations_of(run.run, model, stack)
@@ -91,6 +92,14 @@ def interpret(run: MeasuredRun) -> Case:
     return Case(
         run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed
     )
+
+
+def _task(run: MeasuredRun) -> Task:
+    """The job's task in the words that sources use."""
+    words = run.task.lower()
+    if "lora" in words or "peft" in words:
+        return "lora"
+    return "sft" if "sft" in words or "fine" in words else "pretrain"
 
 
 _STACKS: dict[tuple[object, ...], Backend] = {}

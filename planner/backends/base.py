@@ -225,6 +225,12 @@ class Backend(ABC):
         """Bytes per parameter when sharded states are spread over ``shard`` GPUs (dense and expert weights differ in
         it)."""
 
+    def frozen_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> FloatArray:
+        """(N,) bytes per parameter of weights that are not trained: their 16-bit form alone, spread only where
+        parameters are."""
+        width = 4.0 if job.precision == "fp32" else 2.0
+        return np.asarray(width / np.where(batch.zero_stage == 3, np.maximum(shard, 1), 1))
+
     @abstractmethod
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Named working buffers of one GPU (gather windows, buckets, dummy gradients), bytes, arrays of length N."""

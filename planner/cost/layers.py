@@ -24,6 +24,10 @@ _HIDDEN_BYTES = 2.0
 """Activations travel in 16 bits (fp32 jobs: twice that)."""
 
 
+_KERNELS_PER_ADAPTER = 12
+"""Forward two GEMMs, a scaling and a sum; backward twice as many."""
+
+
 @dataclass(frozen=True)
 class Term:
     """Seconds of one kind of work in one layer."""
@@ -65,7 +69,12 @@ def _sum(parts: Iterator[FloatArray]) -> FloatArray:
 
 def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
     """Terms of one layer of ``kind``."""
-    terms = [*_matrix_terms(work, kind), *_other_terms(work, kind), *_communication_terms(work, groups, kind)]
+    terms = [
+        *_matrix_terms(work, kind),
+        *_adapter_terms(work, kind),
+        *_other_terms(work, kind),
+        *_communication_terms(work, groups, kind),
+    ]
     return LayerTime(tuple(terms), _host_floor(work, kind))
 
 
@@ -84,6 +93,7 @@ def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Matrix multiplications, by the part of the layer they belong to."""
     context = work.context
     constants, rate, stream = context.constants, context.layer_flops_per_s, context.stream_bytes_per_s
+    frozen = context.job.frozen
     times: dict[str, tuple[FloatArray, FloatArray]] = {}
     for matrix, outputs in _fused(layer_matrices(context.model, kind)):
         degree = work.etp if matrix.part == "expert" else work.tp
@@ -92,14 +102,42 @@ def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
         if matrix.part == "expert":
             moe = context.model.moe
             local = np.maximum((moe.experts if moe else 1) / work.batch.ep, 1.0)
-            pair = grouped_linear_s(constants, rate, stream, work.routed_rows, local, inputs_local, outputs_local)
+            pair = grouped_linear_s(
+                constants, rate, stream, work.routed_rows, local, inputs_local, outputs_local, frozen=frozen
+            )
         else:
             tokens = work.sp_tokens if matrix.split == "none" else work.tokens
-            pair = linear_s(constants, rate, stream, tokens, inputs_local, outputs_local)
+            pair = linear_s(constants, rate, stream, tokens, inputs_local, outputs_local, frozen=frozen)
         name = _TERM_OF_PART[matrix.part]
         old = times.get(name, (work.zeros(), work.zeros()))
         times[name] = (old[0] + pair[0], old[1] + pair[1])
     return [Term(name, pair[0], pair[1], "2 (M + a)(K + b)(N + a) / rate") for name, pair in times.items()]
+
+
+def _adapter_terms(work: Work, kind: LayerKind) -> list[Term]:
+    """Low-rank adapters of a lora job: two thin 16-bit matrices beside every matrix, their product scaled and added.
+
+    All local experts of a grouped matrix share one adapter, as Megatron-Bridge has it."""
+    context = work.context
+    if not context.job.frozen:
+        return []
+    rate, stream = context.dense_flops_per_s * context.constants.gemm_share, context.stream_bytes_per_s
+    rank = float(context.job.lora_rank)
+    forward, backward = work.zeros(), work.zeros()
+    for matrix, outputs in _fused(layer_matrices(context.model, kind)):
+        if not matrix.adapted:
+            continue
+        degree = work.etp if matrix.part == "expert" else work.tp
+        rows = work.routed_rows if matrix.part == "expert" else work.tokens
+        inner = matrix.inputs / degree if matrix.split == "row" else matrix.inputs
+        outer = outputs / degree if matrix.split == "column" else outputs
+        down = linear_s(context.constants, rate, stream, rows, inner, rank)
+        up = linear_s(context.constants, rate, stream, rows, rank, outer)
+        # Scaling reads and writes the adapter's output, the sum reads both outputs and writes one; backward scales.
+        scale, join = (passes * context.activation_bytes * rows * outer / stream for passes in (2.0, 3.0))
+        forward = forward + down[0] + up[0] + scale + join
+        backward = backward + down[1] + up[1] + scale
+    return [Term("adapters", forward, backward, "two rank-r GEMMs, scaled and added, per matrix")]
 
 
 _TERM_OF_PART = {
@@ -237,7 +275,10 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
 def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     """Launch-bound time of one layer."""
     constants, habits = work.context.constants, work.context.backend.habits
-    floor = habits.kernels_per_layer * constants.launch_s
+    kernels = habits.kernels_per_layer
+    if work.context.job.frozen:
+        kernels += _KERNELS_PER_ADAPTER * sum(matrix.adapted for matrix in layer_matrices(work.context.model, kind))
+    floor = kernels * constants.launch_s
     if kind[1] == "moe":
         floor = floor + constants.moe_host_s
     return np.full(len(work.batch), floor)

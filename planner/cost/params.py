@@ -41,6 +41,11 @@ class Matrix:
     def bias_size(self) -> int:
         return self.outputs if self.bias else 0
 
+    @property
+    def adapted(self) -> bool:
+        """A low-rank adapter sits beside it in a lora job; routers and latent projections have none."""
+        return self.part not in ("router", "latent")
+
 
 @dataclass(frozen=True)
 class LayerParams:

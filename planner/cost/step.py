@@ -129,7 +129,23 @@ class Step:
         """Bytes of ``weights`` held under one heading of the framework's memory layout."""
         dense: FloatArray = getattr(self.dense_state, part)
         expert: FloatArray = getattr(self.expert_state, part)
-        return dense * weights.dense + expert * weights.expert
+        trained = weights.trained
+        held = dense * trained.dense + expert * trained.expert
+        if weights.adapters is not None and part == "weights":
+            held = held + self.frozen_bytes * weights.dense + self.frozen_expert_bytes * weights.expert
+        return held
+
+    @cached_property
+    def frozen_bytes(self) -> FloatArray:
+        return self.work.context.backend.frozen_bytes(
+            self.work.context.job, self.work.batch, self.work.batch.shard_degree
+        )
+
+    @cached_property
+    def frozen_expert_bytes(self) -> FloatArray:
+        return self.work.context.backend.frozen_bytes(
+            self.work.context.job, self.work.batch, self.work.expert_shard_degree
+        )
 
     def resident(self, weights: Weights) -> FloatArray:
         """Weights, gradients and optimizer states of ``weights`` on the GPU, nothing offloaded."""
@@ -140,7 +156,8 @@ class Step:
         sharded = self.work.batch.zero_stage > 0
         dense = np.where(sharded, self.work.batch.shard_degree, 1)
         expert = np.where(sharded, self.work.expert_shard_degree, 1)
-        return weights.dense / dense + weights.expert / expert
+        trained = weights.trained
+        return trained.dense / dense + trained.expert / expert
 
     @cached_property
     def rank_params(self) -> FloatArray:

@@ -11,6 +11,11 @@ from planner.specs.base import Spec
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "fp32"]
 Objective = Literal["throughput", "memory", "cost"]
 Loss = Literal["auto", "eager", "fused", "chunked"]
+Task = Literal["pretrain", "sft", "lora"]
+
+LORA_RANK = 32
+"""Rank of the adapters when nobody names one: the default of NeMo and Megatron-Bridge, which also put an adapter beside
+every linear layer of a block (NVIDIA-NeMo/Megatron-Bridge, peft/lora.py)."""
 
 
 class Job(Spec):
@@ -22,6 +27,11 @@ class Job(Spec):
     """Sequences of one optimizer step."""
     precision: Precision = "bf16"
     """Number format of the matrix multiplications (fp8 keeps 16-bit weights and fp32 master weights)."""
+    task: Task = "pretrain"
+    """What is trained: all weights from scratch, all weights of a finished model, or low-rank adapters (LoRA,
+    arXiv 2106.09685) beside its frozen weights."""
+    lora_rank: int = Field(default=LORA_RANK, gt=0, le=65_536)
+    """Inner width of the adapters of a lora job."""
     loss: Loss = "auto"
     """How logits become a loss; auto is what the framework does by default."""
     flash_attention: bool = True
@@ -34,3 +44,8 @@ class Job(Spec):
     def narrow(self) -> bool:
         """Matrix multiplications run in 8 or 4 bits."""
         return self.precision in ("fp8", "nvfp4")
+
+    @property
+    def frozen(self) -> bool:
+        """The model's own weights get no gradients; adapters beside them do."""
+        return self.task == "lora"
