@@ -20,12 +20,15 @@ from planner.accuracy.stack import stack_of
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch
-from planner.specs.job import Job, Task
+from planner.specs.job import LORA_RANK, Job, Task
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun, MemoryKind
 from planner.specs.model import ModelSpec
 
 LARGEST_MICRO_BATCH = 8
 """Micro-batches tried where a source states none: 1, 2, 4, 8."""
+TUNED_LORA_RANK = 16
+"""NVIDIA's performance recipes give adapters of this rank to query, key and value only (NVIDIA-NeMo/Megatron-Bridge,
+scripts/performance/configs/llama; NeMo the same); its other runs follow the library's defaults."""
 _SCHEDULES = {
     "gpipe": "gpipe",
     "afab": "gpipe",
@@ -74,12 +77,15 @@ def interpret(run: MeasuredRun) -> Case:
     assumed = assumed + said
     degrees = _degrees(run.run, model, cluster.gpus)
     timed = run.run.global_batch is not None
+    tuned = stack.name == "megatron" and run.run.extra.get("tuned") is not False
     global_batch = run.run.global_batch or degrees.dp * (run.run.micro_batch or 1) * max(degrees.pp, 1)
     job = Job(
         seq_len=run.model.seq_len or model.max_seq,
         global_batch=global_batch,
         precision=precision,
         task=_task(run),
+        lora_rank=TUNED_LORA_RANK if tuned else LORA_RANK,
+        lora_targets="qkv" if tuned else "all",
         flash_attention=run.run.flash_attention is not False,
     )
     recomputations = recomputations_of(run.run, model, stack)

@@ -40,6 +40,20 @@ def linear_s(
     return forward, input_gradient + weight_gradient
 
 
+def adapter_s(
+    rate: float, stream: float, rows: FloatArray, inputs: Size, rank: float, outputs: Size
+) -> tuple[FloatArray, FloatArray]:
+    """(forward, backward) seconds of a low-rank adapter: x A B, scaled and added to the output of the matrix beside it.
+
+    Its GEMMs are so thin that device memory bounds them up to ranks of some hundreds.  Forward reads x and writes x A B,
+    scales it (read, write) and adds it (two reads, one write); backward reads dy for dB and for the gradient of x A,
+    scales it, reads x for dA, and writes dx and adds it to that of the matrix beside."""
+    compute = 2.0 * rows * rank * (inputs + outputs) / rate
+    forward = 2.0 * rows * (inputs + 6.0 * outputs) / stream
+    backward = 2.0 * rows * (5.0 * inputs + 4.0 * outputs) / stream
+    return np.maximum(compute, forward), np.maximum(2.0 * compute, backward)
+
+
 def grouped_linear_s(
     constants: Constants,
     rate: float,

@@ -15,7 +15,7 @@ from planner.backends.base import RecomputeKind
 from planner.cost import traffic
 from planner.cost.attention import attention_s
 from planner.cost.context import Work
-from planner.cost.gemm import grouped_linear_s, linear_s
+from planner.cost.gemm import adapter_s, grouped_linear_s, linear_s
 from planner.cost.groups import Groups
 from planner.cost.params import LayerKind, Matrix, layer_matrices
 from planner.specs.batch import FloatArray
@@ -115,7 +115,7 @@ def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
 
 
 def _adapter_terms(work: Work, kind: LayerKind) -> list[Term]:
-    """Low-rank adapters of a lora job: two thin 16-bit matrices beside every matrix, their product scaled and added.
+    """Low-rank adapters of a lora job: two thin 16-bit matrices beside a frozen one, their product added to its output.
 
     All local experts of a grouped matrix share one adapter, as Megatron-Bridge has it."""
     context = work.context
@@ -125,19 +125,15 @@ def _adapter_terms(work: Work, kind: LayerKind) -> list[Term]:
     rank = float(context.job.lora_rank)
     forward, backward = work.zeros(), work.zeros()
     for matrix, outputs in _fused(layer_matrices(context.model, kind)):
-        if not matrix.adapted:
+        if not matrix.adapted(context.job.lora_targets):
             continue
         degree = work.etp if matrix.part == "expert" else work.tp
         rows = work.routed_rows if matrix.part == "expert" else work.tokens
         inner = matrix.inputs / degree if matrix.split == "row" else matrix.inputs
         outer = outputs / degree if matrix.split == "column" else outputs
-        down = linear_s(context.constants, rate, stream, rows, inner, rank)
-        up = linear_s(context.constants, rate, stream, rows, rank, outer)
-        # Scaling reads and writes the adapter's output, the sum reads both outputs and writes one; backward scales.
-        scale, join = (passes * context.activation_bytes * rows * outer / stream for passes in (2.0, 3.0))
-        forward = forward + down[0] + up[0] + scale + join
-        backward = backward + down[1] + up[1] + scale
-    return [Term("adapters", forward, backward, "two rank-r GEMMs, scaled and added, per matrix")]
+        pair = adapter_s(rate, stream, rows, inner, rank, outer)
+        forward, backward = forward + pair[0], backward + pair[1]
+    return [Term("adapters", forward, backward, "two rank-r GEMMs per matrix, bytes over memory bandwidth")]
 
 
 _TERM_OF_PART = {
@@ -276,8 +272,10 @@ def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     """Launch-bound time of one layer."""
     constants, habits = work.context.constants, work.context.backend.habits
     kernels = habits.kernels_per_layer
-    if work.context.job.frozen:
-        kernels += _KERNELS_PER_ADAPTER * sum(matrix.adapted for matrix in layer_matrices(work.context.model, kind))
+    job = work.context.job
+    if job.frozen:
+        adapters = sum(matrix.adapted(job.lora_targets) for matrix in layer_matrices(work.context.model, kind))
+        kernels += _KERNELS_PER_ADAPTER * adapters
     floor = kernels * constants.launch_s
     if kind[1] == "moe":
         floor = floor + constants.moe_host_s

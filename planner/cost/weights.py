@@ -43,9 +43,9 @@ def layer_weights(work: Work, kind: LayerKind) -> Weights:
 
 def _adapters(work: Work, kind: LayerKind) -> Weights:
     """Low-rank adapters beside the matrices of one layer; one for all experts of a rank, split like their matrix."""
-    dense, expert = work.zeros(), work.zeros()
+    job, dense, expert = work.context.job, work.zeros(), work.zeros()
     for matrix in layer_matrices(work.context.model, kind):
-        added = work.context.job.lora_rank * (matrix.inputs + matrix.outputs) if matrix.adapted else 0
+        added = job.lora_rank * (matrix.inputs + matrix.outputs) if matrix.adapted(job.lora_targets) else 0
         if matrix.part == "expert":
             expert = expert + added / work.etp
         else:

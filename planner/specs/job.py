@@ -13,6 +13,8 @@ Objective = Literal["throughput", "memory", "cost"]
 Loss = Literal["auto", "eager", "fused", "chunked"]
 Task = Literal["pretrain", "sft", "lora"]
 
+LoraTargets = Literal["all", "qkv"]
+
 LORA_RANK = 32
 """Rank of the adapters when nobody names one: the default of NeMo and Megatron-Bridge, which also put an adapter beside
 every linear layer of a block (NVIDIA-NeMo/Megatron-Bridge, peft/lora.py)."""
@@ -32,6 +34,8 @@ class Job(Spec):
     arXiv 2106.09685) beside its frozen weights."""
     lora_rank: int = Field(default=LORA_RANK, gt=0, le=65_536)
     """Inner width of the adapters of a lora job."""
+    lora_targets: LoraTargets = "all"
+    """Which matrices have an adapter: every linear layer of a block, or only query, key and value."""
     loss: Loss = "auto"
     """How logits become a loss; auto is what the framework does by default."""
     flash_attention: bool = True
