@@ -86,7 +86,7 @@ def interpret(run: MeasuredRun) -> Case:
         task=_task(run),
         lora_rank=TUNED_LORA_RANK if tuned else LORA_RANK,
         lora_targets="qkv" if tuned else "all",
-        flash_attention=run.run.flash_attention is not False,
+        flash_attention=_fused_attention(run.run, stack),
     )
     recomputations = recomputations_of(run.run, model, stack)
     if len(recomputations) > 1:
@@ -106,6 +106,11 @@ def _task(run: MeasuredRun) -> Task:
     if "lora" in words or "peft" in words:
         return "lora"
     return "sft" if "sft" in words or "fine" in words else "pretrain"
+
+
+def _fused_attention(run: MeasuredConfiguration, stack: Backend) -> bool:
+    """What the record says of it, else what the stack does."""
+    return stack.habits.attention_kernel != "unfused" if run.flash_attention is None else run.flash_attention
 
 
 _STACKS: dict[tuple[object, ...], Backend] = {}
@@ -176,9 +181,10 @@ def _row(
     layout = context.backend.default_layout(context.model, degrees.pp, vpp)
     if layout is None:
         raise Skip("layers cannot be split over the stages")
-    zero = 1 if run.zero is None else run.zero
+    # Where nothing is said: as much as the framework is built for, ZeRO-1 for Megatron, all of it for FSDP.
+    zero = max(context.backend.zero_stages) if run.zero is None else run.zero
     sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
-    shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp
+    shard = _shard_degree(run, context, degrees)
     return StrategyBatch(
         tp=one(degrees.tp),
         sequence_parallel=np.array([sequence_parallel]),
@@ -190,7 +196,7 @@ def _row(
         etp=one(degrees.etp),
         dp=one(degrees.dp),
         zero_stage=one(zero),
-        shard_degree=one(min(shard, degrees.dp * degrees.cp) if zero else 1),
+        shard_degree=one(shard if zero else 1),
         secondary_shard_degree=one(0),
         micro_batch=one(micro_batch),
         recompute_kind=one(recompute_kind),
@@ -200,6 +206,18 @@ def _row(
         offload_parameters=one(0),
         stage_layers=np.array([layout], dtype=np.int64),
     )
+
+
+def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _Degrees) -> int:
+    """GPUs over which sharded states are spread: all replicas, the stated size, or (hybrid sharding) those of a node."""
+    replicas = degrees.dp * degrees.cp
+    stated = next((run.extra[name] for name in ("fsdp_size", "zero1_size", "zero1") if name in run.extra), None)
+    strategy = str(run.extra.get("fsdp_sharding_strategy") or run.extra.get("sharding_strategy") or "").lower()
+    if isinstance(stated, int) and stated > 0 and replicas % stated == 0:
+        return stated
+    node = max(context.cluster.gpus_per_node // degrees.tp, 1)
+    hybrid = strategy.startswith(("hsdp", "hybrid"))
+    return node if hybrid and replicas % node == 0 else replicas
 
 
 def _schedule(run: MeasuredConfiguration, pp: int, vpp: int) -> str:

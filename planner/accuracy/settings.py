@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.accuracy.skip import Skip
 from planner.backends import megatron
 from planner.backends.base import Backend, RecomputeKind
+from planner.backends.stacks import ACTIVATIONS_TO_HOST
 from planner.specs.batch import EVERY_LAYER
 from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
@@ -49,24 +50,41 @@ def recomputations_of(
     run: MeasuredConfiguration, model: ModelSpec, stack: Backend
 ) -> tuple[Recomputation, ...]:
     """What the record says, or every choice worth considering where it says nothing."""
-    offered = {kind.mode: kind for kind in stack.recompute_kinds(model, _job_like(run))}
+    offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
-    selective = offered.get("selective")
+    selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
     words = (run.recompute or "").strip().lower()
-    if not words:
+    offloaded = re.search(r"activations of (\d+) layers", run.offload or "")
+    if offloaded is not None and words in ("", "none"):
+        return (Recomputation(ACTIVATIONS_TO_HOST, int(offloaded[1])),)
+    if not words and stack.name == "megatron-fsdp":
+        parts = [] if run.offload else [Recomputation(ACTIVATIONS_TO_HOST, layers) for layers in _quarters(model, run)]
+        return (none, full, *parts)
+    if not words and isinstance(stack, megatron.Megatron):
         return (none, full)
+    if not words:
+        return tuple(Recomputation(kind) for kind in offered.values())
     if words.startswith("none"):
         return (none,)
     if words.startswith("full"):
         return (Recomputation(megatron.FULL, _covered(words, model, run)),)
     if words.startswith("modules:"):
         names = [name.strip() for name in words.removeprefix("modules:").split(",")]
+        if names == ["solver-chosen"] and selective is not None:
+            # A solver that trades memory for time lands between none and full, as the per-operator policy does.
+            return (Recomputation(selective),)
         return (Recomputation(megatron.joined_kind(names, model)),)
     if words.startswith("selective"):
-        if stack.name.startswith(("fsdp", "torchtitan")) and selective is not None:
+        if not isinstance(stack, megatron.Megatron) and selective is not None:
             return (Recomputation(selective),)
         return (Recomputation(megatron.CORE_ATTENTION),)
     raise Skip(f"unknown recomputation {words[:30]!r}")
+
+
+def _quarters(model: ModelSpec, run: MeasuredConfiguration) -> list[int]:
+    """A quarter, a half, three quarters and all layers of a stage."""
+    stage = model.layers // ((run.pp or 1) * (run.vpp or 1))
+    return sorted({max(1, stage * part // 4) for part in range(1, 5)})
 
 
 def _covered(words: str, model: ModelSpec, run: MeasuredConfiguration) -> int:

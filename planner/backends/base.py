@@ -53,6 +53,8 @@ class RecomputeKind:
     repeats: frozenset[Work] = frozenset()
     layer_count: bool = False
     """The number of recomputed layers of a stage can be chosen (otherwise every layer is treated alike)."""
+    to_host: bool = False
+    """The dropped tensors wait in host memory and come back, instead of being computed again."""
     regathers: bool = False
     """The repeated forward work includes its tensor-parallel (and expert) communication."""
 
@@ -175,9 +177,10 @@ class Habits:
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
     """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
-    attention_kernel: Literal["vendor", "flash2"] = "flash2"
+    attention_kernel: Literal["vendor", "flash2", "unfused"] = "flash2"
     """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
-    PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""
+    PyTorch and Hugging Face models call, which leaves part of newer hardware unused; unfused: runs that do not say
+    otherwise wrote the scores to memory."""
 
 
 class Backend(ABC):

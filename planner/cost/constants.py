@@ -29,6 +29,7 @@ class Constants:
     flash2_attention_factor: float
     attention_half_length: float
     attention_half_blocks_per_sm: float
+    attention_half_width: float
     stream_share: float
     eager_traffic_factor: float
     launch_s: float

@@ -151,11 +151,11 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Core attention and elementwise kernels."""
     core_forward, core_backward = attention_s(work, kind)
     elementwise = [
-        ("norms", traffic.norms_bytes(work)),
-        ("rotary", traffic.rotary_bytes(work, kind)),
-        ("activation function", traffic.activation_bytes(work, kind)),
-        ("expert permutation", traffic.routing_bytes(work, kind)),
-        ("fp8 casts", traffic.cast_bytes(work, kind)),
+        ("norms", traffic.norms_bytes(work), False),
+        ("rotary", traffic.rotary_bytes(work, kind), False),
+        ("activation function", traffic.activation_bytes(work, kind), False),
+        ("expert permutation", traffic.routing_bytes(work, kind), False),
+        ("fp8 casts", traffic.cast_bytes(work, kind), True),
     ]
     terms = [
         Term(
@@ -165,9 +165,9 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
             "causal FLOPs over the kernel's rate at this length and occupancy",
         )
     ]
-    for name, moved in elementwise:
+    for name, moved, fused in elementwise:
         if np.any(moved):
-            seconds = traffic.stream_s(work, moved)
+            seconds = traffic.stream_s(work, moved, fused=fused)
             terms.append(
                 Term(
                     name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"

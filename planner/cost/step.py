@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.backends.base import BufferContext, StateBytes
+from planner.backends.base import BufferContext, RecomputeKind, StateBytes
 from planner.cost import activations, pipeline
 from planner.cost.context import Work
 from planner.cost.ends import EndTime, embedding_time, head_time
 from planner.cost.groups import Groups
 from planner.cost.layers import LayerTime, layer_time, recompute_s
-from planner.cost.optimizer import gpu_step_s, offload_extra_s
+from planner.cost.optimizer import gpu_step_s, host_link_bytes_per_s, offload_extra_s
 from planner.cost.sharding import LayerTraffic, Weights, traffic
 from planner.cost.stage_model import StageModel
 from planner.cost.weights import Ends, layer_weights
@@ -115,12 +115,34 @@ class Step:
             added = self.work.zeros()
             for code in np.unique(self.work.batch.recompute_kind):
                 choice = context.recompute_kinds[int(code)]
-                if choice.mode != "none":
+                if choice.to_host:
+                    waited = self._host_round_trip_s(k, choice)
+                    added = np.where(self.work.batch.recompute_kind == code, waited, added)
+                elif choice.mode != "none":
                     repeated = recompute_s(self.work, kind, self.layers[k], choice)
                     longer = self.exposed_layer(k, repeated) - self.layer_time_s[:, k]
                     added = np.where(self.work.batch.recompute_kind == code, longer, added)
             columns.append(added)
         return self._stack(columns)
+
+    def _host_round_trip_s(self, index: int, choice: RecomputeKind) -> FloatArray:
+        """Seconds that one layer waits for its saved tensors to leave for host memory and to come back.
+
+        The copies of an offloaded layer run beside the compute of all layers up to the next offloaded one."""
+        layer, work = self.layers[index], self.work
+        moved = activations.recompute_saved_bytes(work, self.tensors[index], choice)  # type: ignore[arg-type]
+        seconds = moved / host_link_bytes_per_s(work.context.cluster)
+        window = work.context.model.layers / self.pp / np.maximum(self._offloaded_layers, 1.0)
+        return np.asarray(
+            np.maximum(seconds - window * layer.forward(), 0.0) + np.maximum(seconds - window * layer.backward(), 0.0)
+        )
+
+    @cached_property
+    def _offloaded_layers(self) -> FloatArray:
+        """(N,) layers of a rank whose activations go to host memory."""
+        to_host = np.array([choice.to_host for choice in self.work.context.recompute_kinds])
+        layers = np.minimum(self.work.batch.recompute_layers * self.work.batch.vpp, self.work.context.model.layers / self.pp)
+        return np.asarray(np.where(to_host[self.work.batch.recompute_kind], layers, 0.0))
 
     def _stack(self, columns: list[FloatArray]) -> FloatArray:
         return np.stack(columns, axis=1)
@@ -289,8 +311,10 @@ class Step:
 
     @cached_property
     def fixed_host(self) -> FloatArray:
-        """Host bytes of one rank's process; offloaded parameters are among the states that the framework counts."""
-        return np.full(len(self.work.batch), _HOST_PROCESS_BYTES)
+        """Host bytes of one rank's process and of its activations that wait there; offloaded parameters are among the states that the framework counts."""
+        per_layer = self.recompute_saved_bytes.max(axis=1)
+        alive = pipeline.in_flight(self.work, self.pp).max(axis=1)
+        return np.asarray(_HOST_PROCESS_BYTES + alive * self._offloaded_layers * per_layer)
 
     @cached_property
     def model(self) -> StageModel:

@@ -18,8 +18,9 @@ _RESIDUAL = 6.0
 """Bytes per hidden element of one residual add: two inputs read, the sum written."""
 _PERMUTE = 8.0
 """Bytes per hidden element and visited expert: gather into expert order and back, read 2 and write 2 each."""
-_FP8_CAST = 4.0
-"""Bytes per GEMM input element: read 2, write a row-wise and a column-wise fp8 copy."""
+_FP8_CAST = {False: 4.0, True: 3.0}
+"""Bytes per GEMM input element: read 2, write a row-wise and a column-wise fp8 copy; frozen weights have no gradient to
+use the latter."""
 
 
 def norms_bytes(work: Work) -> FloatArray:
@@ -71,11 +72,12 @@ def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
         elements = elements + (model.hidden + model.ffn / work.tp) * work.tokens
     elif kind[1] == "moe" and model.moe is not None:
         elements = elements + (model.hidden + model.moe.expert_ffn / work.etp) * work.routed_rows
-    return _FP8_CAST * elements
+    return _FP8_CAST[work.context.job.frozen] * elements
 
 
-def stream_s(work: Work, fused_bytes: FloatArray) -> FloatArray:
-    """Seconds of elementwise kernels whose fused traffic is ``fused_bytes``."""
+def stream_s(work: Work, fused_bytes: FloatArray, *, fused: bool = False) -> FloatArray:
+    """Seconds of elementwise kernels whose fused traffic is ``fused_bytes``; ``fused`` ones are single kernels in every
+    framework."""
     context = work.context
-    factor = 1.0 if context.backend.habits.fused_kernels else context.constants.eager_traffic_factor
+    factor = 1.0 if fused or context.backend.habits.fused_kernels else context.constants.eager_traffic_factor
     return np.asarray(fused_bytes * factor / context.stream_bytes_per_s)
