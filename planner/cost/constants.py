@@ -44,6 +44,7 @@ class Constants:
     network_latency_s: float
     network_hop_s: float
     overlap_slowdown: float
+    sharded_traffic_slowdown: float
     tensor_overlap_share: float
     reduce_window_share: float
     optimizer_traffic_share: float

@@ -90,7 +90,7 @@ class Step:
     def exposed_layer(self, index: int, extra_backward: FloatArray | float = 0.0) -> FloatArray:
         """Time of one layer with its every-micro-batch parameter and gradient traffic running beside it."""
         layer, moved = self.layers[index], self.layer_traffic[index]
-        slow = self.work.context.constants.overlap_slowdown
+        slow = self.work.context.constants.sharded_traffic_slowdown
         forward, backward = layer.forward(), layer.backward() + extra_backward
         beside = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
         serial = forward + backward + moved.forward + moved.backward
