@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.accuracy.architecture import model_of
 from planner.accuracy.machines import cluster_of
-from planner.accuracy.settings import Recomputation, precision_of, recomputations_of
+from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of
 from planner.accuracy.skip import Skip
 from planner.accuracy.stack import stack_of
 from planner.backends.base import Backend
@@ -184,6 +184,7 @@ def _row(
     # Where nothing is said: as much as the framework is built for, ZeRO-1 for Megatron, all of it for FSDP.
     zero = max(context.backend.zero_stages) if run.zero is None else run.zero
     sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
+    host = host_states_of(run)
     shard = _shard_degree(run, context, degrees)
     return StrategyBatch(
         tp=one(degrees.tp),
@@ -201,9 +202,9 @@ def _row(
         micro_batch=one(micro_batch),
         recompute_kind=one(recompute_kind),
         recompute_layers=one(recompute_layers),
-        offload_optimizer=np.array([0.0]),
-        offload_device=one(0),
-        offload_parameters=one(0),
+        offload_optimizer=np.array([host.optimizer if zero else 0.0]),
+        offload_device=one(int(host.optimizer > 0.0 and zero > 0)),
+        offload_parameters=one(int(host.parameters)),
         stage_layers=np.array([layout], dtype=np.int64),
     )
 

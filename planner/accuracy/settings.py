@@ -46,6 +46,28 @@ class Recomputation:
     layers: int = EVERY_LAYER
 
 
+@dataclass(frozen=True)
+class HostStates:
+    """What of the states lives in host memory."""
+
+    optimizer: float
+    """Share of the optimizer states, updated there."""
+    parameters: bool
+    """Whether the weights come from there, too."""
+
+
+def host_states_of(run: MeasuredConfiguration) -> HostStates:
+    """Optimizer and weights in host memory, as the record's words have it.
+
+    Gemini keeps optimizer states on the host unless a share of the free GPU memory is promised to them
+    (gpu_margin_mem_ratio, 0 by default); its policies auto and const only bring the weights to the GPU."""
+    words = (run.offload or "").lower()
+    if not re.search(r"optimizer|gemini", words):
+        return HostStates(0.0, parameters=False)
+    share = re.search(r"fraction ([\d.]+)", words)
+    return HostStates(float(share[1].rstrip(".")) if share else 1.0, parameters="params" in words)
+
+
 def recomputations_of(
     run: MeasuredConfiguration, model: ModelSpec, stack: Backend
 ) -> tuple[Recomputation, ...]:
