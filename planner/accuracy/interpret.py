@@ -16,7 +16,7 @@ from planner.accuracy.architecture import model_of
 from planner.accuracy.machines import cluster_of
 from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of
 from planner.accuracy.skip import Skip
-from planner.accuracy.stack import stack_of
+from planner.accuracy.stack import packed, stack_of
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch
@@ -29,6 +29,9 @@ LARGEST_MICRO_BATCH = 8
 TUNED_LORA_RANK = 16
 """NVIDIA's performance recipes give adapters of this rank to query, key and value only (NVIDIA-NeMo/Megatron-Bridge,
 scripts/performance/configs/llama; NeMo the same); its other runs follow the library's defaults."""
+PACKED_SAMPLE_TOKENS = 170
+"""Tokens of a question, its context and its answer in SQuAD, the default set of NVIDIA's fine-tuning recipes, where a
+record says that samples are packed but not how long they are."""
 _SCHEDULES = {
     "gpipe": "gpipe",
     "afab": "gpipe",
@@ -82,6 +85,7 @@ def interpret(run: MeasuredRun) -> Case:
     job = Job(
         seq_len=run.model.seq_len or model.max_seq,
         global_batch=global_batch,
+        sample_tokens=PACKED_SAMPLE_TOKENS if packed(run.run) else None,
         precision=precision,
         task=_task(run),
         lora_rank=TUNED_LORA_RANK if tuned else LORA_RANK,

@@ -7,7 +7,13 @@ from typing import Any
 from planner.backends.base import Backend
 from planner.backends.stacks import STACKS, reduced_in_16_bits, stack_named
 from planner.specs.cluster import Cluster
-from planner.specs.measurement import MeasuredRun
+from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
+
+
+def packed(config: MeasuredConfiguration) -> bool:
+    """Whether sequences hold several samples, one packed behind the other."""
+    features = config.extra.get("features")
+    return isinstance(features, dict) and bool(features.get("sequence_packing"))
 
 
 def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
@@ -31,6 +37,9 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
         changes["tensor_parallel_overlap"] = False
     if overlap is True and stack.name.startswith("torchtitan"):
         changes["tensor_parallel_overlap"] = True
+    if packed(config):
+        # Tuned recipes fuse the rotary kernel; the libraries' own defaults do not.
+        changes["rotary_sample_by_sample"] = stack.name.startswith("megatron")
     if "deepep" in str(config.extra.get("ep_dispatch")).lower():
         changes["expert_dispatch"] = "once-per-domain"
     if str(config.extra.get("fsdp_mixed_precision")).upper() == "PURE":

@@ -177,6 +177,8 @@ class Habits:
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
     """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
+    rotary_sample_by_sample: bool = field(default=False, kw_only=True)
+    """Rotary positions of packed sequences are applied to one sample after another, by kernels of their own."""
     attention_kernel: Literal["vendor", "flash2", "unfused"] = "flash2"
     """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
     PyTorch and Hugging Face models call, which leaves part of newer hardware unused; unfused: runs that do not say

@@ -33,14 +33,14 @@ def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     if kind[0] in ("mamba", "gdn"):
         return _scan_s(work, kind)
     context = work.context
-    per_token = attention_flops_per_token(context.model, kind, context.job.seq_len)
+    per_token = attention_flops_per_token(context.model, kind, context.job.attended_tokens)
     if per_token == 0.0:
         return work.zeros(), work.zeros()
     flops = per_token * work.tokens / work.tp
     if not context.job.flash_attention:
         return _materialised_s(work, kind, flops)
     constants = context.constants
-    length = keys_per_query(context.model, kind, context.job.seq_len) * 2.0
+    length = keys_per_query(context.model, kind, context.job.attended_tokens) * 2.0
     blocks = work.tokens * np.maximum(context.model.heads / work.tp, 1.0) / _BLOCK_ROWS
     half_blocks = constants.attention_half_blocks_per_sm * (context.cluster.accelerator.sms or 100)
     reach = length / (length + constants.attention_half_length) * blocks / (blocks + half_blocks)

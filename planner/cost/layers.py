@@ -24,6 +24,9 @@ _HIDDEN_BYTES = 2.0
 """Activations travel in 16 bits (fp32 jobs: twice that)."""
 
 
+_ROTARY_KERNELS_PER_SAMPLE = 60
+"""Queries and keys of one sample: slices, cosine, sine, casts, rotated half, products and sums, about 15 each forward
+and as many backward (Megatron-LM, rope_utils.py before its loop over samples was replaced)."""
 _KERNELS_PER_ADAPTER = 12
 """Forward two GEMMs, a scaling and a sum; backward twice as many."""
 
@@ -276,10 +279,13 @@ def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     if job.frozen:
         adapters = sum(matrix.adapted(job.lora_targets) for matrix in layer_matrices(work.context.model, kind))
         kernels += _KERNELS_PER_ADAPTER * adapters
-    floor = kernels * constants.launch_s
+    floor = kernels * constants.launch_s + work.zeros()
+    if job.sample_tokens is not None and habits.rotary_sample_by_sample and kind[0] in ("attention", "window", "mla"):
+        samples = np.ceil(job.seq_len / job.sample_tokens) * work.batch.micro_batch
+        floor = floor + _ROTARY_KERNELS_PER_SAMPLE * samples * constants.launch_s
     if kind[1] == "moe":
         floor = floor + constants.moe_host_s
-    return np.full(len(work.batch), floor)
+    return floor
 
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:

@@ -27,6 +27,9 @@ class Job(Spec):
     """Tokens of one training sequence."""
     global_batch: int = Field(gt=0, le=100_000_000)
     """Sequences of one optimizer step."""
+    sample_tokens: int | None = Field(default=None, gt=0, le=100_000_000)
+    """Each sequence is packed from samples of about this many tokens, which do not attend to each other; absent: it is
+    one sample."""
     precision: Precision = "bf16"
     """Number format of the matrix multiplications (fp8 keeps 16-bit weights and fp32 master weights)."""
     task: Task = "pretrain"
@@ -48,6 +51,11 @@ class Job(Spec):
     def narrow(self) -> bool:
         """Matrix multiplications run in 8 or 4 bits."""
         return self.precision in ("fp8", "nvfp4")
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens that attend to each other."""
+        return min(self.sample_tokens or self.seq_len, self.seq_len)
 
     @property
     def frozen(self) -> bool:
