@@ -99,9 +99,7 @@ def interpret(run: MeasuredRun) -> Case:
     context = CostContext(model, cluster, job, _shared(stack))
     batch, left_open = _batch(run.run, context, degrees, recomputations)
     kind, rank = memory_figure(run, stack.name)
-    return Case(
-        run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed
-    )
+    return Case(run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed)
 
 
 def _task(run: MeasuredRun) -> Task:
@@ -214,9 +212,10 @@ def _row(
 
 
 def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _Degrees) -> int:
-    """GPUs over which sharded states are spread: all replicas, the stated size, or (hybrid sharding) those of a node."""
+    """GPUs over which sharded states are spread: all replicas, the stated size, or (hybrid sharding) a node's."""
     replicas = degrees.dp * degrees.cp
-    stated = next((run.extra[name] for name in ("fsdp_size", "zero1_size", "zero1") if name in run.extra), None)
+    # InternEvo calls the size of its optimizer shards zero1.
+    stated = next((value for name, value in run.extra.items() if name == "fsdp_size" or name.startswith("zero1")), None)
     strategy = str(run.extra.get("fsdp_sharding_strategy") or run.extra.get("sharding_strategy") or "").lower()
     if isinstance(stated, int) and stated > 0 and replicas % stated == 0:
         return stated

@@ -68,9 +68,7 @@ def host_states_of(run: MeasuredConfiguration) -> HostStates:
     return HostStates(float(share[1].rstrip(".")) if share else 1.0, parameters="params" in words)
 
 
-def recomputations_of(
-    run: MeasuredConfiguration, model: ModelSpec, stack: Backend
-) -> tuple[Recomputation, ...]:
+def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     """What the record says, or every choice worth considering where it says nothing."""
     offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 import numpy as np
 
-from planner.backends.base import Backend, Habits, RecomputeKind, StateBytes
+from planner.backends.base import Backend, RecomputeKind, StateBytes
 from planner.backends.deepspeed import DeepSpeed
 from planner.backends.fsdp import FULL, NONE, Fsdp
 from planner.backends.megatron import EVERYTHING, GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
@@ -219,8 +218,8 @@ class AutoModel(Torchtitan):
 
 
 class XlaFsdp(Fsdp):
-    """JAX on GPUs (MaxText, Paxml): sharded weights by XLA's partitioner, cuDNN attention, elementwise work fused by the
-    compiler, gradients reduced in the format of the matrix multiplications."""
+    """JAX on GPUs (MaxText, Paxml): weights sharded by XLA's partitioner, cuDNN attention, elementwise work fused by
+    the compiler, gradients reduced in the format of the matrix multiplications."""
 
     name = "xla-fsdp"
     title = "JAX FSDP"
@@ -252,7 +251,7 @@ class Xtuner(DeepSpeed):
 
     name = "xtuner"
     title = "xtuner (DeepSpeed)"
-    habits = replace(DeepSpeed.habits, overlapped_stages=(0, 1, 2, 3))
+    habits = replace(DeepSpeed.habits, overlapped_stages=(0, 1, 2, 3), fused_kernels=True)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         """Activation checkpointing of every block is on in all its configurations."""
@@ -260,7 +259,7 @@ class Xtuner(DeepSpeed):
 
 
 class InternEvo(Megatron):
-    """InternEvo: Megatron's tensor parallelism without overlap, FlashAttention-2, optimizer states sharded over a node."""
+    """InternEvo: Megatron's tensor parallelism without overlap, FlashAttention-2, states sharded over a node."""
 
     name = "internevo"
     title = "InternEvo"

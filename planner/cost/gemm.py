@@ -45,9 +45,9 @@ def adapter_s(
 ) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) seconds of a low-rank adapter: x A B, scaled and added to the output of the matrix beside it.
 
-    Its GEMMs are so thin that device memory bounds them up to ranks of some hundreds.  Forward reads x and writes x A B,
-    scales it (read, write) and adds it (two reads, one write); backward reads dy for dB and for the gradient of x A,
-    scales it, reads x for dA, and writes dx and adds it to that of the matrix beside."""
+    Its GEMMs are so thin that device memory bounds them up to ranks of some hundreds.  Forward reads x and writes
+    x A B, scales it (read, write) and adds it (two reads, one write); backward scales dy (read, write), reads it for dB
+    and for the gradient of x A, reads x for dA, and writes dx and adds it to that of the matrix beside."""
     compute = 2.0 * rows * rank * (inputs + outputs) / rate
     forward = 2.0 * rows * (inputs + 6.0 * outputs) / stream
     backward = 2.0 * rows * (5.0 * inputs + 4.0 * outputs) / stream

@@ -103,9 +103,7 @@ def _traffic(
     from_host = _host_gather_s(work, params / degree)
     gather, again, renew = (np.maximum(seconds, from_host) for seconds in (gather, again, renew))
     repeated = habits.gathers_every_micro_batch & (stage == 2)
-    once = np.select(
-        [stage == 0, stage == 1, (stage == 2) & ~repeated], [reduce, scatter + renew + across, renew], 0.0
-    )
+    once = np.select([stage == 0, stage == 1, (stage == 2) & ~repeated], [reduce, scatter + renew + across, renew], 0.0)
     forward = np.where((stage == 3) | repeated, gather, 0.0)
     backward = np.select([stage == 2, stage == 3], [scatter + across, again + scatter + across], 0.0)
     return LayerTraffic(once, forward, backward)

@@ -22,8 +22,8 @@ from planner.specs.batch import BoolArray, FloatArray
 from planner.units import GIB
 
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
-"""Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer by layer: backward only; only the forward gather at
-stage 2."""
+"""Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer
+by layer: backward only; only the forward gather at stage 2."""
 _BUCKET_PARAMS = 40e6
 _OVERLAP_BUFFERS = 4.0
 """Permanent copies of a micro-batch's hidden states that chunked tensor-parallel overlap works in: Transformer Engine's
@@ -141,7 +141,9 @@ class Step:
     def _offloaded_layers(self) -> FloatArray:
         """(N,) layers of a rank whose activations go to host memory."""
         to_host = np.array([choice.to_host for choice in self.work.context.recompute_kinds])
-        layers = np.minimum(self.work.batch.recompute_layers * self.work.batch.vpp, self.work.context.model.layers / self.pp)
+        layers = np.minimum(
+            self.work.batch.recompute_layers * self.work.batch.vpp, self.work.context.model.layers / self.pp
+        )
         return np.asarray(np.where(to_host[self.work.batch.recompute_kind], layers, 0.0))
 
     def _stack(self, columns: list[FloatArray]) -> FloatArray:
@@ -311,7 +313,8 @@ class Step:
 
     @cached_property
     def fixed_host(self) -> FloatArray:
-        """Host bytes of one rank's process and of its activations that wait there; offloaded parameters are among the states that the framework counts."""
+        """Host bytes of one rank's process and of its activations that wait there; offloaded parameters are among the
+        states that the framework counts."""
         per_layer = self.recompute_saved_bytes.max(axis=1)
         alive = pipeline.in_flight(self.work, self.pp).max(axis=1)
         return np.asarray(_HOST_PROCESS_BYTES + alive * self._offloaded_layers * per_layer)
