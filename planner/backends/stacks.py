@@ -259,11 +259,20 @@ class Xtuner(DeepSpeed):
 
 
 class InternEvo(Megatron):
-    """InternEvo: Megatron's tensor parallelism without overlap, FlashAttention-2, states sharded over a node."""
+    """InternEvo: Megatron's tensor parallelism without overlap, FlashAttention-2, 16-bit gradients, optimizer states
+    sharded over a node."""
 
     name = "internevo"
     title = "InternEvo"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2")
+    habits = replace(
+        Megatron.habits,
+        tensor_parallel_overlap=False,
+        attention_kernel="flash2",
+        gradient_reduce_bytes=reduced_in_16_bits,
+    )
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        return _states(batch, shard, 2.0, 2.0, 12.0)
 
 
 class Primus(Megatron):
