@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.accuracy.architecture import model_of
 from planner.accuracy.machines import cluster_of
-from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of
+from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
 from planner.accuracy.skip import Skip
 from planner.accuracy.stack import packed, stack_of
 from planner.backends.base import Backend
@@ -80,7 +80,7 @@ def interpret(run: MeasuredRun) -> Case:
     assumed = assumed + said
     degrees = _degrees(run.run, model, cluster.gpus)
     timed = run.run.global_batch is not None
-    tuned = stack.name == "megatron" and run.run.extra.get("tuned") is not False
+    recipe = stack.name == "megatron" and tuned(run.run)
     global_batch = run.run.global_batch or degrees.dp * (run.run.micro_batch or 1) * max(degrees.pp, 1)
     job = Job(
         seq_len=run.model.seq_len or model.max_seq,
@@ -88,8 +88,8 @@ def interpret(run: MeasuredRun) -> Case:
         sample_tokens=PACKED_SAMPLE_TOKENS if packed(run.run) else None,
         precision=precision,
         task=_task(run),
-        lora_rank=TUNED_LORA_RANK if tuned else LORA_RANK,
-        lora_targets="qkv" if tuned else "all",
+        lora_rank=TUNED_LORA_RANK if recipe else LORA_RANK,
+        lora_targets="qkv" if recipe else "all",
         flash_attention=_fused_attention(run.run, stack),
     )
     recomputations = recomputations_of(run.run, model, stack)

@@ -81,7 +81,8 @@ def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backe
         parts = [] if run.offload else [Recomputation(ACTIVATIONS_TO_HOST, layers) for layers in _quarters(model, run)]
         return (none, full, *parts)
     if not words and isinstance(stack, megatron.Megatron):
-        return (none, full)
+        # NVIDIA's performance recipes for fine-tuning recompute nothing (Megatron-Bridge, scripts/performance/configs).
+        return (none,) if tuned(run) and _fine_tuning(run) else (none, full)
     if not words:
         return tuple(Recomputation(kind) for kind in offered.values())
     if words.startswith("none"):
@@ -99,6 +100,15 @@ def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backe
             return (Recomputation(selective),)
         return (Recomputation(megatron.CORE_ATTENTION),)
     raise Skip(f"unknown recomputation {words[:30]!r}")
+
+
+def tuned(run: MeasuredConfiguration) -> bool:
+    """Whether the settings are those of a performance recipe rather than a library's defaults."""
+    return run.extra.get("tuned") is not False
+
+
+def _fine_tuning(run: MeasuredConfiguration) -> bool:
+    return str(run.extra.get("task")) in ("sft", "lora")
 
 
 def _quarters(model: ModelSpec, run: MeasuredConfiguration) -> list[int]:
