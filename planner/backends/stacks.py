@@ -136,11 +136,12 @@ class ZeroBubble(Megatron2021):
 
 
 class MegatronFsdp(Megatron):
-    """Megatron-LM with fully sharded parameters (--use-megatron-fsdp)."""
+    """Megatron-LM with fully sharded parameters (--use-megatron-fsdp), gradients reduced in 16 bits as NVIDIA's recipes
+    set it (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs: grad_reduce_in_fp32 false)."""
 
     name = "megatron-fsdp"
     title = "Megatron-FSDP"
-    habits = replace(Megatron.habits, data_parallel_overlap="every-layer")
+    habits = replace(Megatron.habits, data_parallel_overlap="every-layer", gradient_reduce_bytes=reduced_in_16_bits)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         ones = np.ones(len(batch))
