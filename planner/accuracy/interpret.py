@@ -14,19 +14,25 @@ import numpy as np
 
 from planner.accuracy.architecture import model_of
 from planner.accuracy.machines import cluster_of
-from planner.accuracy.settings import Recomputation, precision_of, recomputations_of
+from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
 from planner.accuracy.skip import Skip
-from planner.accuracy.stack import stack_of
+from planner.accuracy.stack import packed, stack_of
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch
-from planner.specs.job import Job
+from planner.specs.job import LORA_RANK, Job, Task
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun, MemoryKind
 from planner.specs.model import ModelSpec
 
 LARGEST_MICRO_BATCH = 8
 """Micro-batches tried where a source states none: 1, 2, 4, 8.  With a pipeline it is 1, as in 331 of the 367 public
 Megatron runs that state both."""
+TUNED_LORA_RANK = 16
+"""NVIDIA's performance recipes give adapters of this rank to query, key and value only (NVIDIA-NeMo/Megatron-Bridge,
+scripts/performance/configs/llama; NeMo the same); its other runs follow the library's defaults."""
+PACKED_SAMPLE_TOKENS = 170
+"""Tokens of a question, its context and its answer in SQuAD, the default set of NVIDIA's fine-tuning recipes, where a
+record says that samples are packed but not how long they are."""
 _SCHEDULES = {
     "gpipe": "gpipe",
     "afab": "gpipe",
@@ -75,12 +81,17 @@ def interpret(run: MeasuredRun) -> Case:
     assumed = assumed + said
     degrees = _degrees(run.run, model, cluster.gpus)
     timed = run.run.global_batch is not None
+    recipe = stack.name == "megatron" and tuned(run.run)
     global_batch = run.run.global_batch or degrees.dp * (run.run.micro_batch or 1) * max(degrees.pp, 1)
     job = Job(
         seq_len=run.model.seq_len or model.max_seq,
         global_batch=global_batch,
+        sample_tokens=PACKED_SAMPLE_TOKENS if packed(run.run) else None,
         precision=precision,
-        flash_attention=run.run.flash_attention is not False,
+        task=_task(run),
+        lora_rank=TUNED_LORA_RANK if recipe else LORA_RANK,
+        lora_targets="qkv" if recipe else "all",
+        flash_attention=_fused_attention(run.run, stack),
     )
     recomputations = recomputations_of(run.run, model, stack)
     if len(recomputations) > 1:
@@ -89,9 +100,20 @@ def interpret(run: MeasuredRun) -> Case:
     context = CostContext(model, cluster, job, _shared(stack))
     batch, left_open = _batch(run.run, context, degrees, recomputations)
     kind, rank = memory_figure(run, stack.name)
-    return Case(
-        run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed
-    )
+    return Case(run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed)
+
+
+def _task(run: MeasuredRun) -> Task:
+    """The job's task in the words that sources use."""
+    words = run.task.lower()
+    if "lora" in words or "peft" in words:
+        return "lora"
+    return "sft" if "sft" in words or "fine" in words else "pretrain"
+
+
+def _fused_attention(run: MeasuredConfiguration, stack: Backend) -> bool:
+    """What the record says of it, else what the stack does."""
+    return stack.habits.attention_kernel != "unfused" if run.flash_attention is None else run.flash_attention
 
 
 _STACKS: dict[tuple[object, ...], Backend] = {}
@@ -166,9 +188,11 @@ def _row(
     layout = context.backend.default_layout(context.model, degrees.pp, vpp)
     if layout is None:
         raise Skip("layers cannot be split over the stages")
-    zero = 1 if run.zero is None else run.zero
+    # Where nothing is said: as much as the framework is built for, ZeRO-1 for Megatron, all of it for FSDP.
+    zero = max(context.backend.zero_stages) if run.zero is None else run.zero
     sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
-    shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp
+    host = host_states_of(run)
+    shard = _shard_degree(run, context, degrees)
     return StrategyBatch(
         tp=one(degrees.tp),
         sequence_parallel=np.array([sequence_parallel]),
@@ -180,16 +204,29 @@ def _row(
         etp=one(degrees.etp),
         dp=one(degrees.dp),
         zero_stage=one(zero),
-        shard_degree=one(min(shard, degrees.dp * degrees.cp) if zero else 1),
+        shard_degree=one(shard if zero else 1),
         secondary_shard_degree=one(0),
         micro_batch=one(micro_batch),
         recompute_kind=one(recompute_kind),
         recompute_layers=one(recompute_layers),
-        offload_optimizer=np.array([0.0]),
-        offload_device=one(0),
-        offload_parameters=one(0),
+        offload_optimizer=np.array([host.optimizer if zero else 0.0]),
+        offload_device=one(int(host.optimizer > 0.0 and zero > 0)),
+        offload_parameters=one(int(host.parameters)),
         stage_layers=np.array([layout], dtype=np.int64),
     )
+
+
+def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _Degrees) -> int:
+    """GPUs over which sharded states are spread: all replicas, the stated size, or (hybrid sharding) a node's."""
+    replicas = degrees.dp * degrees.cp
+    # InternEvo calls the size of its optimizer shards zero1.
+    stated = next((value for name, value in run.extra.items() if name == "fsdp_size" or name.startswith("zero1")), None)
+    strategy = str(run.extra.get("fsdp_sharding_strategy") or run.extra.get("sharding_strategy") or "").lower()
+    if isinstance(stated, int) and stated > 0 and replicas % stated == 0:
+        return stated
+    node = max(context.cluster.gpus_per_node // degrees.tp, 1)
+    hybrid = strategy.startswith(("hsdp", "hybrid"))
+    return node if hybrid and replicas % node == 0 else replicas
 
 
 def _schedule(run: MeasuredConfiguration, pp: int, vpp: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.accuracy.skip import Skip
 from planner.backends import megatron
 from planner.backends.base import Backend, RecomputeKind
+from planner.backends.stacks import ACTIVATIONS_TO_HOST
 from planner.specs.batch import EVERY_LAYER
 from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
@@ -45,28 +46,75 @@ class Recomputation:
     layers: int = EVERY_LAYER
 
 
-def recomputations_of(
-    run: MeasuredConfiguration, model: ModelSpec, stack: Backend
-) -> tuple[Recomputation, ...]:
+@dataclass(frozen=True)
+class HostStates:
+    """What of the states lives in host memory."""
+
+    optimizer: float
+    """Share of the optimizer states, updated there."""
+    parameters: bool
+    """Whether the weights come from there, too."""
+
+
+def host_states_of(run: MeasuredConfiguration) -> HostStates:
+    """Optimizer and weights in host memory, as the record's words have it.
+
+    Gemini keeps optimizer states on the host unless a share of the free GPU memory is promised to them
+    (gpu_margin_mem_ratio, 0 by default); its policies auto and const only bring the weights to the GPU."""
+    words = (run.offload or "").lower()
+    if not re.search(r"optimizer|gemini", words):
+        return HostStates(0.0, parameters=False)
+    share = re.search(r"fraction ([\d.]+)", words)
+    return HostStates(float(share[1].rstrip(".")) if share else 1.0, parameters="params" in words)
+
+
+def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     """What the record says, or every choice worth considering where it says nothing."""
-    offered = {kind.mode: kind for kind in stack.recompute_kinds(model, _job_like(run))}
+    offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
-    selective = offered.get("selective")
+    selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
     words = (run.recompute or "").strip().lower()
+    offloaded = re.search(r"activations of (\d+) layers", run.offload or "")
+    if offloaded is not None and words in ("", "none"):
+        return (Recomputation(ACTIVATIONS_TO_HOST, int(offloaded[1])),)
+    if not words and stack.name == "megatron-fsdp":
+        parts = [] if run.offload else [Recomputation(ACTIVATIONS_TO_HOST, layers) for layers in _quarters(model, run)]
+        return (none, full, *parts)
+    if not words and isinstance(stack, megatron.Megatron):
+        # NVIDIA's performance recipes for fine-tuning recompute nothing (Megatron-Bridge, scripts/performance/configs).
+        return (none,) if tuned(run) and _fine_tuning(run) else (none, full)
     if not words:
-        return (none, full)
+        return tuple(Recomputation(kind) for kind in offered.values())
     if words.startswith("none"):
         return (none,)
     if words.startswith("full"):
         return (Recomputation(megatron.FULL, _covered(words, model, run)),)
     if words.startswith("modules:"):
         names = [name.strip() for name in words.removeprefix("modules:").split(",")]
+        if names == ["solver-chosen"] and selective is not None:
+            # A solver that trades memory for time lands between none and full, as the per-operator policy does.
+            return (Recomputation(selective),)
         return (Recomputation(megatron.joined_kind(names, model)),)
     if words.startswith("selective"):
-        if stack.name.startswith(("fsdp", "torchtitan")) and selective is not None:
+        if not isinstance(stack, megatron.Megatron) and selective is not None:
             return (Recomputation(selective),)
         return (Recomputation(megatron.CORE_ATTENTION),)
     raise Skip(f"unknown recomputation {words[:30]!r}")
+
+
+def tuned(run: MeasuredConfiguration) -> bool:
+    """Whether the settings are those of a performance recipe rather than a library's defaults."""
+    return run.extra.get("tuned") is not False
+
+
+def _fine_tuning(run: MeasuredConfiguration) -> bool:
+    return str(run.extra.get("task")) in ("sft", "lora")
+
+
+def _quarters(model: ModelSpec, run: MeasuredConfiguration) -> list[int]:
+    """A quarter, a half, three quarters and all layers of a stage."""
+    stage = model.layers // ((run.pp or 1) * (run.vpp or 1))
+    return sorted({max(1, stage * part // 4) for part in range(1, 5)})
 
 
 def _covered(words: str, model: ModelSpec, run: MeasuredConfiguration) -> int:

@@ -5,26 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 from planner.backends.base import Backend, NarrowRecipe
-from planner.backends.stacks import STACKS, stack_named
+from planner.backends.stacks import STACKS, reduced_in_16_bits, stack_named
 from planner.specs.cluster import Cluster
-from planner.specs.measurement import MeasuredRun
+from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
+
+
+def packed(config: MeasuredConfiguration) -> bool:
+    """Whether sequences hold several samples, one packed behind the other."""
+    features = config.extra.get("features")
+    return isinstance(features, dict) and bool(features.get("sequence_packing"))
 
 
 def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
     """The stack, and whether its framework is one of those that were measured."""
     config = run.run
     stack, known = stack_named(config.framework or "")
+    if "automodel" in (config.version or "").lower():
+        stack = STACKS["automodel"]
     if stack.name == "megatron" and config.zero == 3:
         stack = STACKS["megatron-fsdp"]
     if stack.name == "megatron" and config.flash_attention is False:
         stack = STACKS["megatron-2021"]
-    if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
-        stack = STACKS["torchtitan-compiled"]
+    if stack.name == "torchtitan" and config.extra.get("compile") is True:
+        # Tracing alone ("aot_fx_trace") leaves the kernels as they are.
+        rowwise = "rowwise" in str(config.extra.get("fp8")).lower()
+        stack = STACKS["torchtitan-rowwise" if rowwise else "torchtitan-compiled"]
     changes: dict[str, Any] = {"narrow_recipe": _recipe(config.precision or "")}
     recipes = (config.framework or "").lower().startswith(("nemo", "megatron-bridge"))
     overlap = config.overlap.tp_comm
     if overlap is False or (overlap is None and stack.name == "megatron" and not recipes):
         changes["tensor_parallel_overlap"] = False
+    if overlap is True and stack.name.startswith("torchtitan"):
+        changes["tensor_parallel_overlap"] = True
+    if packed(config):
+        # Tuned recipes fuse the rotary kernel; the libraries' own defaults do not.
+        changes["rotary_sample_by_sample"] = stack.name.startswith("megatron")
+    if "deepep" in str(config.extra.get("ep_dispatch")).lower():
+        changes["expert_dispatch"] = "once-per-domain"
+    if str(config.extra.get("fsdp_mixed_precision")).upper() == "PURE":
+        changes["gradient_reduce_bytes"] = reduced_in_16_bits
     return stack.with_habits(**changes), known
 
 

@@ -58,6 +58,8 @@ class RecomputeKind:
     repeats: frozenset[Work] = frozenset()
     layer_count: bool = False
     """The number of recomputed layers of a stage can be chosen (otherwise every layer is treated alike)."""
+    to_host: bool = False
+    """The dropped tensors wait in host memory and come back, instead of being computed again."""
     regathers: bool = False
     """The repeated forward work includes its tensor-parallel (and expert) communication."""
 
@@ -182,9 +184,12 @@ class Habits:
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
     """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
-    attention_kernel: Literal["vendor", "flash2"] = "flash2"
+    rotary_sample_by_sample: bool = field(default=False, kw_only=True)
+    """Rotary positions of packed sequences are applied to one sample after another, by kernels of their own."""
+    attention_kernel: Literal["vendor", "flash2", "unfused"] = "flash2"
     """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
-    PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""
+    PyTorch and Hugging Face models call, which leaves part of newer hardware unused; unfused: runs that do not say
+    otherwise wrote the scores to memory."""
 
 
 class Backend(ABC):
@@ -233,6 +238,12 @@ class Backend(ABC):
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         """Bytes per parameter when sharded states are spread over ``shard`` GPUs (dense and expert weights differ in
         it)."""
+
+    def frozen_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> FloatArray:
+        """(N,) bytes per parameter of weights that are not trained: their 16-bit form alone, spread only where
+        parameters are."""
+        width = 4.0 if job.precision == "fp32" else 2.0
+        return np.asarray(width / np.where(batch.zero_stage == 3, np.maximum(shard, 1), 1))
 
     @abstractmethod
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:

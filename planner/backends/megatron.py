@@ -223,6 +223,11 @@ class Megatron(Backend):
             step_temporary=0.0 * ones,
         )
 
+    def frozen_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> FloatArray:
+        """Frozen weights are cached in the narrow format like trained ones."""
+        spread = np.where(batch.zero_stage == 3, np.maximum(shard, 1), 1)
+        return np.asarray(WEIGHT_BYTES[job.precision] / spread)
+
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Fused gradient accumulation leaves one dummy gradient of each distinct weight shape alive."""
         width = 4.0 if context.job.precision == "fp32" else 2.0

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 import numpy as np
 
-from planner.backends.base import Backend, Habits, StateBytes
+from planner.backends.base import Backend, RecomputeKind, StateBytes
 from planner.backends.deepspeed import DeepSpeed
-from planner.backends.fsdp import Fsdp
-from planner.backends.megatron import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
+from planner.backends.fsdp import FULL, NONE, Fsdp
+from planner.backends.megatron import EVERYTHING, GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
 from planner.specs.batch import IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
@@ -26,6 +25,35 @@ def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: fl
     spread = np.where(batch.zero_stage >= 1, shard, 1).astype(np.float64)
     states = optimizer / spread
     return StateBytes(weights * ones, gradients * ones, states, states, states, 0.0 * ones)
+
+
+def reduced_in_16_bits(_job: Job) -> float:
+    """Bytes per parameter of a gradient reduction in the compute format."""
+    return 2.0
+
+
+ACTIVATIONS_TO_HOST = RecomputeKind(
+    "cpu_offloading", "selective", ("cpu_offloading",), EVERYTHING, layer_count=True, to_host=True
+)
+"""Transformer Engine's activation offloading (--cpu-offloading-num-layers): what the first layers of a stage save waits
+in host memory; the copies of one layer have the layers up to the next offloaded one to hide behind."""
+DOTS_SAVED = RecomputeKind(
+    "minimal",
+    "selective",
+    ("minimal",),
+    frozenset({"norm_output", "mlp_act", "attention_scores"}),
+    repeats=frozenset({"norms", "activation", "attention_core"}),
+)
+"""JAX policies that keep every matrix product of a layer (MaxText "minimal", Paxml SAVE_DOT_WITH_NO_BATCH_DIM)."""
+QKV_SAVED = RecomputeKind(
+    "save_qkv_proj",
+    "selective",
+    ("save_qkv_proj",),
+    frozenset({"norm_output", "attention_output", "attention_scores", "mlp_up", "mlp_act"}),
+    repeats=frozenset({"norms", "attention_core", "mlp"}),
+    regathers=True,
+)
+"""MaxText: of each layer only its input and queries, keys and values are kept."""
 
 
 class Megatron2021(Megatron):
@@ -113,12 +141,13 @@ class ZeroBubble(Megatron2021):
 
 
 class MegatronFsdp(Megatron):
-    """Megatron-LM with fully sharded parameters (--use-megatron-fsdp)."""
+    """Megatron-LM with fully sharded parameters (--use-megatron-fsdp), gradients reduced in 16 bits as NVIDIA's recipes
+    set it (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs: grad_reduce_in_fp32 false)."""
 
     name = "megatron-fsdp"
     family = "megatron-fsdp"
     title = "Megatron-FSDP"
-    habits = replace(Megatron.habits, data_parallel_overlap="every-layer")
+    habits = replace(Megatron.habits, data_parallel_overlap="every-layer", gradient_reduce_bytes=reduced_in_16_bits)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         ones = np.ones(len(batch))
@@ -136,10 +165,22 @@ class LlmFoundry(Fsdp):
 
 
 class Torchtitan(Fsdp):
-    """torchtitan: FSDP2 and tensor parallelism, blocks compiled by default."""
+    """torchtitan without torch.compile: FSDP2, tensor and pipeline parallelism."""
 
     name = "torchtitan"
     title = "torchtitan"
+
+    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
+        """Embedding and head count as one layer each, a remainder goes to the first stages (torchtitan,
+        distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part)."""
+        stages = pp * vpp
+        if stages == 1:
+            return (model.layers,)
+        each, extra = divmod(model.layers + 2, stages)
+        counts = [each + (stage < extra) for stage in range(stages)]
+        counts[0] -= 1
+        counts[-1] -= 1
+        return tuple(counts) if min(counts) > 0 else None
 
 
 class Compiled(Torchtitan):
@@ -148,6 +189,105 @@ class Compiled(Torchtitan):
     name = "torchtitan-compiled"
     title = "torchtitan, compiled"
     habits = replace(Fsdp.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
+
+
+class Rowwise(Compiled):
+    """The same with float8 scales for every row (torchao recipe rowwise), whose matrix kernels are slower than those
+    for one scale a tensor."""
+
+    name = "torchtitan-rowwise"
+    title = "torchtitan, compiled, rowwise float8"
+
+
+class FmsFsdp(Compiled):
+    """IBM's fms-fsdp: FSDP with compiled blocks, PyTorch's FlashAttention-2, gradients reduced in bf16
+    (fms_fsdp/policies/mixed_precision.py)."""
+
+    name = "fms-fsdp"
+    title = "fms-fsdp"
+    habits = replace(Compiled.habits, gradient_reduce_bytes=reduced_in_16_bits)
+
+
+class AutoModel(Torchtitan):
+    """NeMo AutoModel: FSDP2 around Transformer Engine's attention, norms and linear layers, not compiled; experts over
+    DeepEP."""
+
+    name = "automodel"
+    title = "NeMo AutoModel"
+    habits = replace(
+        Fsdp.habits,
+        fused_kernels=True,
+        activation_overhead=1.0,
+        attention_kernel="vendor",
+        expert_dispatch="once-per-domain",
+        gradient_reduce_bytes=reduced_in_16_bits,
+    )
+
+
+class XlaFsdp(Fsdp):
+    """JAX on GPUs (MaxText, Paxml): weights sharded by XLA's partitioner, cuDNN attention, elementwise work fused by
+    the compiler, gradients reduced in the format of the matrix multiplications."""
+
+    name = "xla-fsdp"
+    title = "JAX FSDP"
+    habits = replace(
+        Fsdp.habits,
+        fused_kernels=True,
+        activation_overhead=1.0,
+        kernels_per_layer=40,
+        attention_kernel="vendor",
+        gradient_reduce_bytes=reduced_in_16_bits,
+    )
+
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        return (NONE, DOTS_SAVED, QKV_SAVED, FULL)
+
+
+class Paxml(XlaFsdp):
+    """Paxml: the same partitioner; attention as plain matrix products and a softmax unless a run asks for the fused
+    kernel (praxis, layers/attentions.py, DotProductAttention)."""
+
+    name = "paxml"
+    title = "Paxml"
+    habits = replace(XlaFsdp.habits, attention_kernel="unfused")
+
+
+class Xtuner(DeepSpeed):
+    """xtuner: DeepSpeed ZeRO-3 around Hugging Face blocks whose norms and rotary are fused, FlashAttention-2, Ulysses
+    sequence parallelism."""
+
+    name = "xtuner"
+    title = "xtuner (DeepSpeed)"
+    habits = replace(DeepSpeed.habits, overlapped_stages=(0, 1, 2, 3), fused_kernels=True)
+
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        """Activation checkpointing of every block is on in all its configurations."""
+        return (FULL,)
+
+
+class InternEvo(Megatron):
+    """InternEvo: Megatron's tensor parallelism without overlap, FlashAttention-2, 16-bit gradients, optimizer states
+    sharded over a node."""
+
+    name = "internevo"
+    title = "InternEvo"
+    habits = replace(
+        Megatron.habits,
+        tensor_parallel_overlap=False,
+        attention_kernel="flash2",
+        gradient_reduce_bytes=reduced_in_16_bits,
+    )
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        return _states(batch, shard, 2.0, 2.0, 12.0)
+
+
+class Primus(Megatron):
+    """AMD's Primus: Megatron-LM with Transformer Engine for ROCm; no user buffers."""
+
+    name = "primus"
+    title = "Primus (Megatron-LM on ROCm)"
+    habits = replace(Megatron.habits, tensor_parallel_overlap=False)
 
 
 class ZeroOffload(DeepSpeed):
@@ -170,6 +310,14 @@ STACKS: dict[str, Backend] = {
         LlmFoundry(),
         Torchtitan(),
         Compiled(),
+        Rowwise(),
+        FmsFsdp(),
+        AutoModel(),
+        XlaFsdp(),
+        Paxml(),
+        Xtuner(),
+        InternEvo(),
+        Primus(),
         ZeroOffload(),
         Fsdp(),
         DeepSpeed(),
@@ -190,15 +338,16 @@ _FRAMEWORKS = (
     ("nanotron", "nanotron"),
     ("llm-foundry", "llm-foundry"),
     ("torchtitan", "torchtitan"),
+    ("automodel", "automodel"),
     ("fsdp", "fsdp"),
-    ("fms", "torchtitan-compiled"),
-    ("maxtext", "torchtitan-compiled"),
-    ("paxml", "megatron"),
-    ("primus", "megatron"),
-    ("internevo", "megatron"),
-    ("xtuner", "fsdp"),
+    ("fms", "fms-fsdp"),
+    ("maxtext", "xla-fsdp"),
+    ("paxml", "paxml"),
+    ("primus", "primus"),
+    ("internevo", "internevo"),
+    ("internlm", "internevo"),
+    ("xtuner", "xtuner"),
     ("transformers", "fsdp"),
-    ("automodel", "fsdp"),
     ("deepspeed", "deepspeed"),
     ("colossalai", "zero3"),
 )

@@ -15,6 +15,9 @@ from planner.specs.batch import FloatArray
 
 _BACKWARD_OVER_FORWARD = 2.5
 _BLOCK_ROWS = 128.0
+_TILE_WIDTH = 32.0
+_STATED_WIDTH = 128.0
+"""Head width that the rates of the constants are for."""
 _SCORE_BYTES_FORWARD = 11.0
 """Unfused softmax with dropout: scores written (2), read and written by softmax (4), dropout read, written and its
 mask (5)."""
@@ -30,23 +33,33 @@ def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     if kind[0] in ("mamba", "gdn"):
         return _scan_s(work, kind)
     context = work.context
-    per_token = attention_flops_per_token(context.model, kind, context.job.seq_len)
+    per_token = attention_flops_per_token(context.model, kind, context.job.attended_tokens)
     if per_token == 0.0:
         return work.zeros(), work.zeros()
     flops = per_token * work.tokens / work.tp
     if not context.job.flash_attention:
         return _materialised_s(work, kind, flops)
     constants = context.constants
-    length = keys_per_query(context.model, kind, context.job.seq_len) * 2.0
+    length = keys_per_query(context.model, kind, context.job.attended_tokens) * 2.0
     blocks = work.tokens * np.maximum(context.model.heads / work.tp, 1.0) / _BLOCK_ROWS
     half_blocks = constants.attention_half_blocks_per_sm * (context.cluster.accelerator.sms or 100)
     reach = length / (length + constants.attention_half_length) * blocks / (blocks + half_blocks)
-    rate = context.dense_flops_per_s * reach
+    rate = context.dense_flops_per_s * reach * _width_factor(work, kind)
     if context.backend.habits.attention_kernel == "flash2":
         rate = rate * constants.flash2_attention_factor
     forward = flops / (rate * constants.attention_forward_share)
     backward = _BACKWARD_OVER_FORWARD * flops / (rate * constants.attention_backward_share)
     return forward, backward
+
+
+def _width_factor(work: Work, kind: LayerKind) -> float:
+    """Rate at this head width over that at 128; narrow tiles are padded to a multiple of 32."""
+    model, half = work.context.model, work.context.constants.attention_half_width
+    width = float(model.head_dim)
+    if kind[0] == "mla" and model.mla is not None:
+        width = (model.mla.qk_nope + model.mla.qk_rope + model.mla.v_head) / 2.0
+    padded = _TILE_WIDTH * np.ceil(width / _TILE_WIDTH)
+    return float(width / (padded + half) * (_STATED_WIDTH + half) / _STATED_WIDTH)
 
 
 def _materialised_s(work: Work, kind: LayerKind, causal_flops: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -30,6 +30,7 @@ class Constants:
     flash2_attention_factor: float
     attention_half_length: float
     attention_half_blocks_per_sm: float
+    attention_half_width: float
     stream_share: float
     eager_traffic_factor: float
     launch_s: float
@@ -44,6 +45,7 @@ class Constants:
     network_latency_s: float
     network_hop_s: float
     overlap_slowdown: float
+    sharded_traffic_slowdown: float
     tensor_overlap_share: float
     reduce_window_share: float
     optimizer_traffic_share: float
@@ -112,7 +114,9 @@ def _document() -> dict[str, Any]:
 def published_constants() -> ConstantTable:
     """The values of constants.yaml."""
     values = {
-        name: {key: float(value["value"] if isinstance(value, dict) else value) for key, value in entry["values"].items()}
+        name: {
+            key: float(value["value"] if isinstance(value, dict) else value) for key, value in entry["values"].items()
+        }
         for name, entry in _document().items()
     }
     return ConstantTable(values)

@@ -33,7 +33,8 @@ def embedding_time(work: Work, groups: Groups) -> EndTime:
     context = work.context
     size = context.activation_bytes * context.model.hidden * work.tokens
     look_up = traffic.stream_s(work, 2.0 * size)
-    terms = [Term("embedding", look_up, 2.0 * look_up, "rows read, written and scattered back")]
+    scattered = 0.0 if context.job.frozen else 2.0
+    terms = [Term("embedding", look_up, scattered * look_up, "rows read, written and scattered back")]
     if context.backend.habits.embedding_vocab_parallel:
         collective = groups.tensor.all_gather_s(size)
         terms.append(Term("embedding traffic", collective, collective, "(t-1)/t S / B(S) each way", communication=True))
@@ -48,7 +49,13 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
     rate = context.dense_flops_per_s * context.constants.gemm_share
     rows = vocab / split * _misaligned(vocab)
     forward, backward = linear_s(
-        context.constants, rate, context.stream_bytes_per_s, work.tokens, float(model.hidden), rows
+        context.constants,
+        rate,
+        context.stream_bytes_per_s,
+        work.tokens,
+        float(model.hidden),
+        rows,
+        frozen=context.job.frozen,
     )
     loss = _LOSS_BYTES_PER_LOGIT[habits.fused_kernels] * work.tokens * vocab / split / context.stream_bytes_per_s
     passes = 1.0 + model.mtp_layers

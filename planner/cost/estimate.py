@@ -26,7 +26,9 @@ def estimate(context: CostContext, batch: StrategyBatch) -> Estimate:
     seconds, memory = float(result.step_time_s[0]), float(result.peak_memory_bytes[0])
     job, cluster, spread = context.job, context.cluster, context.uncertainty
     tokens = float(job.global_batch) * job.seq_len
-    flops = model_flops_per_token(context.model, job.seq_len) * tokens / seconds / cluster.gpus
+    flops = (
+        model_flops_per_token(context.model, job.attended_tokens, frozen=job.frozen) * tokens / seconds / cluster.gpus
+    )
     return Estimate(
         step_time_s=seconds,
         step_time_range_s=(seconds * spread.step_time_lower, seconds * spread.step_time_upper),

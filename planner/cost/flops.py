@@ -36,10 +36,12 @@ def mtp_matmul_params(model: ModelSpec) -> int:
     return model.mtp_layers * (block + 2 * model.hidden**2 + model.vocab * model.hidden)
 
 
-def model_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """Training FLOPs (forward and backward) per token in the convention above."""
+def model_flops_per_token(model: ModelSpec, seq_len: int, *, frozen: bool = False) -> float:
+    """Training FLOPs (forward and backward) per token in the convention above; ``frozen`` weights have no gradients of
+    their own, and what adapters add is not counted."""
     kinds = model.layer_kinds()
     attention = sum(attention_flops_per_token(model, kind, seq_len) for kind in kinds)
     if model.mtp_layers:
         attention += model.mtp_layers * attention_flops_per_token(model, kinds[-1], seq_len)
-    return 3.0 * (2.0 * (matmul_params_per_token(model) + mtp_matmul_params(model)) + attention)
+    matrices = 2.0 * (matmul_params_per_token(model) + mtp_matmul_params(model))
+    return (2.0 if frozen else 3.0) * matrices + 3.0 * attention

@@ -27,28 +27,56 @@ def gemm_s(
 
 
 def linear_s(
-    constants: Constants, rate: float, stream: float, tokens: Size, inputs: Size, outputs: Size
+    constants: Constants, rate: float, stream: float, tokens: Size, inputs: Size, outputs: Size, *, frozen: bool = False
 ) -> tuple[FloatArray, FloatArray]:
-    """(forward, backward) seconds of a linear layer: y = x W, dx = dy W^T, dW = x^T dy accumulated in fp32."""
+    """(forward, backward) seconds of a linear layer: y = x W, dx = dy W^T, dW = x^T dy accumulated in fp32.
+
+    Frozen weights have no dW."""
     forward = gemm_s(constants, rate, stream, tokens, inputs, outputs)
     input_gradient = gemm_s(constants, rate, stream, tokens, outputs, inputs)
+    if frozen:
+        return forward, input_gradient
     weight_gradient = gemm_s(constants, rate, stream, inputs, tokens, outputs, out_bytes=_FP32_ACCUMULATE_BYTES)
     return forward, input_gradient + weight_gradient
 
 
+def adapter_s(
+    rate: float, stream: float, rows: FloatArray, inputs: Size, rank: float, outputs: Size
+) -> tuple[FloatArray, FloatArray]:
+    """(forward, backward) seconds of a low-rank adapter: x A B, scaled and added to the output of the matrix beside it.
+
+    Its GEMMs are so thin that device memory bounds them up to ranks of some hundreds.  Forward reads x and writes
+    x A B, scales it (read, write) and adds it (two reads, one write); backward scales dy (read, write), reads it for dB
+    and for the gradient of x A, reads x for dA, and writes dx and adds it to that of the matrix beside."""
+    compute = 2.0 * rows * rank * (inputs + outputs) / rate
+    forward = 2.0 * rows * (inputs + 6.0 * outputs) / stream
+    backward = 2.0 * rows * (5.0 * inputs + 4.0 * outputs) / stream
+    return np.maximum(compute, forward), np.maximum(2.0 * compute, backward)
+
+
 def grouped_linear_s(
-    constants: Constants, rate: float, stream: float, rows: FloatArray, groups: FloatArray, inputs: Size, outputs: Size
+    constants: Constants,
+    rate: float,
+    stream: float,
+    rows: FloatArray,
+    groups: FloatArray,
+    inputs: Size,
+    outputs: Size,
+    *,
+    frozen: bool = False,
 ) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) seconds of ``groups`` expert matrices that share ``rows`` inputs.
 
     The rate falls with tokens per expert t as t / (t + half); the weight gradients of every local expert are read and
-    written in fp32 whatever the number of tokens."""
+    written in fp32 whatever the number of tokens (frozen experts have none)."""
     per_expert = np.maximum(rows / groups, 1.0)
     padded = rows * (1.0 + constants.expert_half_tokens / per_expert)
     a, b = constants.gemm_half_mn, constants.gemm_half_k
     one_pass = 2.0 * padded * (inputs + b) * (outputs + a) / rate
     weights = groups * (inputs * outputs)
     forward = np.maximum(one_pass, 2.0 * (rows * (inputs + outputs) + weights) / stream)
+    if frozen:
+        return forward, forward
     weight_gradient = np.maximum(
         one_pass, (2.0 * rows * (inputs + outputs) + _FP32_ACCUMULATE_BYTES * weights) / stream
     )

@@ -15,13 +15,20 @@ from planner.backends.base import RecomputeKind
 from planner.cost import traffic
 from planner.cost.attention import attention_s
 from planner.cost.context import Work
-from planner.cost.gemm import grouped_linear_s, linear_s
+from planner.cost.gemm import adapter_s, grouped_linear_s, linear_s
 from planner.cost.groups import Groups
 from planner.cost.params import LayerKind, Matrix, layer_matrices
 from planner.specs.batch import FloatArray
 
 _HIDDEN_BYTES = 2.0
 """Activations travel in 16 bits (fp32 jobs: twice that)."""
+
+
+_ROTARY_KERNELS_PER_SAMPLE = 60
+"""Queries and keys of one sample: slices, cosine, sine, casts, rotated half, products and sums, about 15 each forward
+and as many backward (Megatron-LM, rope_utils.py before its loop over samples was replaced)."""
+_KERNELS_PER_ADAPTER = 12
+"""Forward two GEMMs, a scaling and a sum; backward twice as many."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,12 @@ def _sum(parts: Iterator[FloatArray]) -> FloatArray:
 
 def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
     """Terms of one layer of ``kind``."""
-    terms = [*_matrix_terms(work, kind), *_other_terms(work, kind), *_communication_terms(work, groups, kind)]
+    terms = [
+        *_matrix_terms(work, kind),
+        *_adapter_terms(work, kind),
+        *_other_terms(work, kind),
+        *_communication_terms(work, groups, kind),
+    ]
     return LayerTime(tuple(terms), _host_floor(work, kind))
 
 
@@ -84,6 +96,7 @@ def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Matrix multiplications, by the part of the layer they belong to."""
     context = work.context
     constants, rate, stream = context.constants, context.layer_flops_per_s, context.stream_bytes_per_s
+    frozen = context.job.frozen
     times: dict[str, tuple[FloatArray, FloatArray]] = {}
     for matrix, outputs in _fused(layer_matrices(context.model, kind)):
         degree = work.etp if matrix.part == "expert" else work.tp
@@ -92,14 +105,38 @@ def _matrix_terms(work: Work, kind: LayerKind) -> list[Term]:
         if matrix.part == "expert":
             moe = context.model.moe
             local = np.maximum((moe.experts if moe else 1) / work.batch.ep, 1.0)
-            pair = grouped_linear_s(constants, rate, stream, work.routed_rows, local, inputs_local, outputs_local)
+            pair = grouped_linear_s(
+                constants, rate, stream, work.routed_rows, local, inputs_local, outputs_local, frozen=frozen
+            )
         else:
             tokens = work.sp_tokens if matrix.split == "none" else work.tokens
-            pair = linear_s(constants, rate, stream, tokens, inputs_local, outputs_local)
+            pair = linear_s(constants, rate, stream, tokens, inputs_local, outputs_local, frozen=frozen)
         name = _TERM_OF_PART[matrix.part]
         old = times.get(name, (work.zeros(), work.zeros()))
         times[name] = (old[0] + pair[0], old[1] + pair[1])
     return [Term(name, pair[0], pair[1], "2 (M + a)(K + b)(N + a) / rate") for name, pair in times.items()]
+
+
+def _adapter_terms(work: Work, kind: LayerKind) -> list[Term]:
+    """Low-rank adapters of a lora job: two thin 16-bit matrices beside a frozen one, their product added to its output.
+
+    All local experts of a grouped matrix share one adapter, as Megatron-Bridge has it."""
+    context = work.context
+    if not context.job.frozen:
+        return []
+    rate, stream = context.dense_flops_per_s * context.constants.gemm_share, context.stream_bytes_per_s
+    rank = float(context.job.lora_rank)
+    forward, backward = work.zeros(), work.zeros()
+    for matrix, outputs in _fused(layer_matrices(context.model, kind)):
+        if not matrix.adapted(context.job.lora_targets):
+            continue
+        degree = work.etp if matrix.part == "expert" else work.tp
+        rows = work.routed_rows if matrix.part == "expert" else work.tokens
+        inner = matrix.inputs / degree if matrix.split == "row" else matrix.inputs
+        outer = outputs / degree if matrix.split == "column" else outputs
+        pair = adapter_s(rate, stream, rows, inner, rank, outer)
+        forward, backward = forward + pair[0], backward + pair[1]
+    return [Term("adapters", forward, backward, "two rank-r GEMMs per matrix, bytes over memory bandwidth")]
 
 
 _TERM_OF_PART = {
@@ -117,11 +154,11 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Core attention and elementwise kernels."""
     core_forward, core_backward = attention_s(work, kind)
     elementwise = [
-        ("norms", traffic.norms_bytes(work)),
-        ("rotary", traffic.rotary_bytes(work, kind)),
-        ("activation function", traffic.activation_bytes(work, kind)),
-        ("expert permutation", traffic.routing_bytes(work, kind)),
-        ("fp8 casts", traffic.cast_bytes(work, kind)),
+        ("norms", traffic.norms_bytes(work), False),
+        ("rotary", traffic.rotary_bytes(work, kind), False),
+        ("activation function", traffic.activation_bytes(work, kind), False),
+        ("expert permutation", traffic.routing_bytes(work, kind), False),
+        ("fp8 casts", traffic.cast_bytes(work, kind), True),
     ]
     terms = [
         Term(
@@ -131,9 +168,9 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
             "causal FLOPs over the kernel's rate at this length and occupancy",
         )
     ]
-    for name, moved in elementwise:
+    for name, moved, fused in elementwise:
         if np.any(moved):
-            seconds = traffic.stream_s(work, moved)
+            seconds = traffic.stream_s(work, moved, fused=fused)
             terms.append(
                 Term(
                     name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"
@@ -237,10 +274,18 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
 def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     """Launch-bound time of one layer."""
     constants, habits = work.context.constants, work.context.backend.habits
-    floor = habits.kernels_per_layer * constants.launch_s
+    kernels = habits.kernels_per_layer
+    job = work.context.job
+    if job.frozen:
+        adapters = sum(matrix.adapted(job.lora_targets) for matrix in layer_matrices(work.context.model, kind))
+        kernels += _KERNELS_PER_ADAPTER * adapters
+    floor = kernels * constants.launch_s + work.zeros()
+    if job.sample_tokens is not None and habits.rotary_sample_by_sample and kind[0] in ("attention", "window", "mla"):
+        samples = np.ceil(job.seq_len / job.sample_tokens) * work.batch.micro_batch
+        floor = floor + _ROTARY_KERNELS_PER_SAMPLE * samples * constants.launch_s
     if kind[1] == "moe":
         floor = floor + constants.moe_host_s
-    return np.full(len(work.batch), floor)
+    return floor
 
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from planner.specs.batch import IntArray
+from planner.specs.job import LoraTargets
 from planner.specs.model import Mixer, Mlp, ModelSpec
 
 LayerKind = tuple[Mixer, Mlp]
@@ -40,6 +41,12 @@ class Matrix:
     @property
     def bias_size(self) -> int:
         return self.outputs if self.bias else 0
+
+    def adapted(self, targets: LoraTargets) -> bool:
+        """Whether a low-rank adapter sits beside it in a lora job; routers and latent projections have none."""
+        if targets == "qkv":
+            return self.part in ("attention", "mixer") and self.name != "out"
+        return self.part not in ("router", "latent")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,13 @@ class Weights:
 
     dense: FloatArray
     expert: FloatArray
+    adapters: Weights | None = None
+    """What is trained in place of them, where they are frozen (lora jobs)."""
+
+    @property
+    def trained(self) -> Weights:
+        """The parameters that get gradients and optimizer steps."""
+        return self if self.adapters is None else self.adapters
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ def traffic(work: Work, groups: Groups, weights: Weights) -> LayerTraffic:
         shard < groups.data.size,
         shard,
         weights.dense,
+        weights.trained.dense,
     )
     if work.context.model.moe is None or not np.any(weights.expert):
         return dense
@@ -62,31 +70,40 @@ def traffic(work: Work, groups: Groups, weights: Weights) -> LayerTraffic:
         work.expert_shard_degree < work.expert_group,
         work.expert_shard_degree,
         weights.expert,
+        weights.trained.expert,
     )
     return LayerTraffic(dense.once + expert.once, dense.forward + expert.forward, dense.backward + expert.backward)
 
 
 def _traffic(
-    work: Work, groups: tuple[Group, Group, Group, Group], hybrid: BoolArray, degree: IntArray, params: FloatArray
+    work: Work,
+    groups: tuple[Group, Group, Group, Group],
+    hybrid: BoolArray,
+    degree: IntArray,
+    params: FloatArray,
+    trained: FloatArray,
 ) -> LayerTraffic:
-    """``groups`` are those of the shards, of the backward gather, of all replicas and of the copies of a shard."""
+    """``groups`` are those of the shards, of the backward gather, of all replicas and of the copies of a shard.
+
+    Sharded ``params`` are gathered for compute; only ``trained`` ones (the same, or adapters beside frozen ones) are
+    reduced, and gathered again after the optimizer has changed them."""
     shard, regather, data, replica = groups
     habits, stage = work.context.backend.habits, work.batch.zero_stage
     gradient = habits.gradient_reduce_bytes(work.context.job)
     parameter = 4.0 if work.context.job.precision == "fp32" else _PARAMETER_BYTES
     per_layer = habits.data_parallel_overlap == "every-layer"
-    message = params if per_layer else np.full(len(params), _BUCKET_PARAMS)
-    scatter = _per_message(shard.all_gather_s(gradient * message), params, message)
+    bucket = np.full(len(params), _BUCKET_PARAMS)
+    message, changed = (params, trained) if per_layer else (bucket, bucket)
+    scatter = _per_message(shard.all_gather_s(gradient * changed), trained, changed)
     gather = _per_message(shard.all_gather_s(parameter * message), params, message)
     again = _per_message(regather.all_gather_s(parameter * message), params, message)
-    reduce = _per_message(data.all_reduce_s(gradient * message), params, message)
-    across = np.where(hybrid, _per_message(replica.all_reduce_s(gradient * message / degree), params, message), 0.0)
+    renew = _per_message(shard.all_gather_s(parameter * changed), trained, changed)
+    reduce = _per_message(data.all_reduce_s(gradient * changed), trained, changed)
+    across = np.where(hybrid, _per_message(replica.all_reduce_s(gradient * changed / degree), trained, changed), 0.0)
     from_host = _host_gather_s(work, params / degree)
-    gather, again = np.maximum(gather, from_host), np.maximum(again, from_host)
+    gather, again, renew = (np.maximum(seconds, from_host) for seconds in (gather, again, renew))
     repeated = habits.gathers_every_micro_batch & (stage == 2)
-    once = np.select(
-        [stage == 0, stage == 1, (stage == 2) & ~repeated], [reduce, scatter + gather + across, gather], 0.0
-    )
+    once = np.select([stage == 0, stage == 1, (stage == 2) & ~repeated], [reduce, scatter + renew + across, renew], 0.0)
     forward = np.where((stage == 3) | repeated, gather, 0.0)
     backward = np.select([stage == 2, stage == 3], [scatter + across, again + scatter + across], 0.0)
     return LayerTraffic(once, forward, backward)

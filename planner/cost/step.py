@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.backends.base import BufferContext, StateBytes
+from planner.backends.base import BufferContext, RecomputeKind, StateBytes
 from planner.cost import activations, pipeline
 from planner.cost.context import Work
 from planner.cost.ends import EndTime, embedding_time, head_time
 from planner.cost.groups import Groups
 from planner.cost.layers import LayerTime, layer_time, recompute_s
-from planner.cost.optimizer import gpu_step_s, offload_extra_s
+from planner.cost.optimizer import gpu_step_s, host_link_bytes_per_s, offload_extra_s
 from planner.cost.sharding import LayerTraffic, Weights, traffic
 from planner.cost.stage_model import StageModel
 from planner.cost.weights import Ends, layer_weights
@@ -22,8 +22,8 @@ from planner.specs.batch import BoolArray, FloatArray
 from planner.units import GIB
 
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
-"""Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer by layer: backward only; only the forward gather at
-stage 2."""
+"""Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer
+by layer: backward only; only the forward gather at stage 2."""
 _BUCKET_PARAMS = 40e6
 _OVERLAP_BUFFERS = 4.0
 """Permanent copies of a micro-batch's hidden states that chunked tensor-parallel overlap works in: Transformer Engine's
@@ -90,7 +90,7 @@ class Step:
     def exposed_layer(self, index: int, extra_backward: FloatArray | float = 0.0) -> FloatArray:
         """Time of one layer with its every-micro-batch parameter and gradient traffic running beside it."""
         layer, moved = self.layers[index], self.layer_traffic[index]
-        slow = self.work.context.constants.overlap_slowdown
+        slow = self.work.context.constants.sharded_traffic_slowdown
         forward, backward = layer.forward(), layer.backward() + extra_backward
         beside = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
         serial = forward + backward + moved.forward + moved.backward
@@ -115,12 +115,36 @@ class Step:
             added = self.work.zeros()
             for code in np.unique(self.work.batch.recompute_kind):
                 choice = context.recompute_kinds[int(code)]
-                if choice.mode != "none":
+                if choice.to_host:
+                    waited = self._host_round_trip_s(k, choice)
+                    added = np.where(self.work.batch.recompute_kind == code, waited, added)
+                elif choice.mode != "none":
                     repeated = recompute_s(self.work, kind, self.layers[k], choice)
                     longer = self.exposed_layer(k, repeated) - self.layer_time_s[:, k]
                     added = np.where(self.work.batch.recompute_kind == code, longer, added)
             columns.append(added)
         return self._stack(columns)
+
+    def _host_round_trip_s(self, index: int, choice: RecomputeKind) -> FloatArray:
+        """Seconds that one layer waits for its saved tensors to leave for host memory and to come back.
+
+        The copies of an offloaded layer run beside the compute of all layers up to the next offloaded one."""
+        layer, work = self.layers[index], self.work
+        moved = activations.recompute_saved_bytes(work, self.tensors[index], choice)  # type: ignore[arg-type]
+        seconds = moved / host_link_bytes_per_s(work.context.cluster)
+        window = work.context.model.layers / self.pp / np.maximum(self._offloaded_layers, 1.0)
+        return np.asarray(
+            np.maximum(seconds - window * layer.forward(), 0.0) + np.maximum(seconds - window * layer.backward(), 0.0)
+        )
+
+    @cached_property
+    def _offloaded_layers(self) -> FloatArray:
+        """(N,) layers of a rank whose activations go to host memory."""
+        to_host = np.array([choice.to_host for choice in self.work.context.recompute_kinds])
+        layers = np.minimum(
+            self.work.batch.recompute_layers * self.work.batch.vpp, self.work.context.model.layers / self.pp
+        )
+        return np.asarray(np.where(to_host[self.work.batch.recompute_kind], layers, 0.0))
 
     def _stack(self, columns: list[FloatArray]) -> FloatArray:
         return np.stack(columns, axis=1)
@@ -129,7 +153,23 @@ class Step:
         """Bytes of ``weights`` held under one heading of the framework's memory layout."""
         dense: FloatArray = getattr(self.dense_state, part)
         expert: FloatArray = getattr(self.expert_state, part)
-        return dense * weights.dense + expert * weights.expert
+        trained = weights.trained
+        held = dense * trained.dense + expert * trained.expert
+        if weights.adapters is not None and part == "weights":
+            held = held + self.frozen_bytes * weights.dense + self.frozen_expert_bytes * weights.expert
+        return held
+
+    @cached_property
+    def frozen_bytes(self) -> FloatArray:
+        return self.work.context.backend.frozen_bytes(
+            self.work.context.job, self.work.batch, self.work.batch.shard_degree
+        )
+
+    @cached_property
+    def frozen_expert_bytes(self) -> FloatArray:
+        return self.work.context.backend.frozen_bytes(
+            self.work.context.job, self.work.batch, self.work.expert_shard_degree
+        )
 
     def resident(self, weights: Weights) -> FloatArray:
         """Weights, gradients and optimizer states of ``weights`` on the GPU, nothing offloaded."""
@@ -140,7 +180,8 @@ class Step:
         sharded = self.work.batch.zero_stage > 0
         dense = np.where(sharded, self.work.batch.shard_degree, 1)
         expert = np.where(sharded, self.work.expert_shard_degree, 1)
-        return weights.dense / dense + weights.expert / expert
+        trained = weights.trained
+        return trained.dense / dense + trained.expert / expert
 
     @cached_property
     def rank_params(self) -> FloatArray:
@@ -272,8 +313,11 @@ class Step:
 
     @cached_property
     def fixed_host(self) -> FloatArray:
-        """Host bytes of one rank's process; offloaded parameters are among the states that the framework counts."""
-        return np.full(len(self.work.batch), _HOST_PROCESS_BYTES)
+        """Host bytes of one rank's process and of its activations that wait there; offloaded parameters are among the
+        states that the framework counts."""
+        per_layer = self.recompute_saved_bytes.max(axis=1)
+        alive = pipeline.in_flight(self.work, self.pp).max(axis=1)
+        return np.asarray(_HOST_PROCESS_BYTES + alive * self._offloaded_layers * per_layer)
 
     @cached_property
     def model(self) -> StageModel:

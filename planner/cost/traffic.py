@@ -24,6 +24,8 @@ _FP4_CAST = 12.6
 
 Transformer Engine's profile of one layer on B300 (15,872 tokens, h 4096, f 16384) spends on it 0.64 ms with delayed,
 2.0 with current, 1.8 with mxfp8 and 2.7 with nvfp4 scaling, over 1.04e9 elements; here 1.37e9 are counted."""
+_FROZEN_CAST = 0.75
+"""Share of it with frozen weights, whose inputs need no column-wise copy."""
 
 
 def norms_bytes(work: Work) -> FloatArray:
@@ -80,11 +82,12 @@ def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
         elements = elements + (model.hidden + model.moe.expert_ffn / work.etp) * work.routed_rows
     recipe = work.context.backend.scaling_recipe(work.context.cluster)
     each = _FP4_CAST if work.context.job.precision == "nvfp4" else _CAST[recipe]
-    return each * elements
+    return each * (_FROZEN_CAST if work.context.job.frozen else 1.0) * elements
 
 
-def stream_s(work: Work, fused_bytes: FloatArray) -> FloatArray:
-    """Seconds of elementwise kernels whose fused traffic is ``fused_bytes``."""
+def stream_s(work: Work, fused_bytes: FloatArray, *, fused: bool = False) -> FloatArray:
+    """Seconds of elementwise kernels whose fused traffic is ``fused_bytes``; ``fused`` ones are single kernels in every
+    framework."""
     context = work.context
-    factor = 1.0 if context.backend.habits.fused_kernels else context.constants.eager_traffic_factor
+    factor = 1.0 if fused or context.backend.habits.fused_kernels else context.constants.eager_traffic_factor
     return np.asarray(fused_bytes * factor / context.stream_bytes_per_s)

@@ -11,7 +11,15 @@ from functools import cached_property
 import numpy as np
 
 from planner.cost.context import Work
-from planner.cost.params import LayerKind, head_params, layer_params, mtp_params, norm_size, padded_vocab
+from planner.cost.params import (
+    LayerKind,
+    head_params,
+    layer_matrices,
+    layer_params,
+    mtp_params,
+    norm_size,
+    padded_vocab,
+)
 from planner.cost.sharding import Weights
 from planner.specs.batch import FloatArray
 
@@ -29,7 +37,20 @@ def layer_weights(work: Work, kind: LayerKind) -> Weights:
         + layer.norms
     )
     experts = layer.experts / work.batch.ep * layer.expert_sharded_one / work.etp
-    return Weights(split / work.tp + whole, np.asarray(experts, dtype=float))
+    adapters = _adapters(work, kind) if work.context.job.frozen else None
+    return Weights(split / work.tp + whole, np.asarray(experts, dtype=float), adapters)
+
+
+def _adapters(work: Work, kind: LayerKind) -> Weights:
+    """Low-rank adapters beside the matrices of one layer; one for all experts of a rank, split like their matrix."""
+    job, dense, expert = work.context.job, work.zeros(), work.zeros()
+    for matrix in layer_matrices(work.context.model, kind):
+        added = job.lora_rank * (matrix.inputs + matrix.outputs) if matrix.adapted(job.lora_targets) else 0
+        if matrix.part == "expert":
+            expert = expert + added / work.etp
+        else:
+            dense = dense + added / (work.tp if matrix.split != "none" else 1.0)
+    return Weights(dense, expert)
 
 
 @dataclass(frozen=True)
@@ -56,7 +77,12 @@ class Ends:
         """Embedding table, learned positions, embedding norm."""
         model = self.work.context.model
         extra = model.learned_positions * model.hidden + (norm_size(model, model.hidden) if model.embedding_norm else 0)
-        return Weights(self._table + extra, self.work.zeros())
+        return self._end(self._table + extra, self.work.zeros())
+
+    def _end(self, dense: FloatArray, expert: FloatArray) -> Weights:
+        """Embedding and head have no adapters: a lora job trains nothing of them."""
+        none = Weights(self.work.zeros(), self.work.zeros())
+        return Weights(dense, expert, none if self.work.context.job.frozen else None)
 
     @cached_property
     def last(self) -> Weights:
@@ -69,7 +95,7 @@ class Ends:
         norm = norm_size(model, model.hidden) if model.final_norm else 0
         dense = table + (bias + projections) / work.tp + norm
         if not model.mtp_layers:
-            return Weights(dense, work.zeros())
+            return self._end(dense, work.zeros())
         block = layer_weights(work, model.layer_kinds()[-1])
         joint = mtp_params(model) - model.mtp_layers * layer_params(model, model.layer_kinds()[-1]).total
-        return Weights(dense + model.mtp_layers * block.dense + joint / work.tp, model.mtp_layers * block.expert)
+        return self._end(dense + model.mtp_layers * block.dense + joint / work.tp, model.mtp_layers * block.expert)

@@ -11,6 +11,13 @@ from planner.specs.base import Spec
 Precision = Literal["bf16", "fp16", "fp8", "nvfp4", "fp32"]
 Objective = Literal["throughput", "memory", "cost"]
 Loss = Literal["auto", "eager", "fused", "chunked"]
+Task = Literal["pretrain", "sft", "lora"]
+
+LoraTargets = Literal["all", "qkv"]
+
+LORA_RANK = 32
+"""Rank of the adapters when nobody names one: the default of NeMo and Megatron-Bridge, which also put an adapter beside
+every linear layer of a block (NVIDIA-NeMo/Megatron-Bridge, peft/lora.py)."""
 
 
 class Job(Spec):
@@ -20,8 +27,18 @@ class Job(Spec):
     """Tokens of one training sequence."""
     global_batch: int = Field(gt=0, le=100_000_000)
     """Sequences of one optimizer step."""
+    sample_tokens: int | None = Field(default=None, gt=0, le=100_000_000)
+    """Each sequence is packed from samples of about this many tokens, which do not attend to each other; absent: it is
+    one sample."""
     precision: Precision = "bf16"
     """Number format of the matrix multiplications (fp8 keeps 16-bit weights and fp32 master weights)."""
+    task: Task = "pretrain"
+    """What is trained: all weights from scratch, all weights of a finished model, or low-rank adapters (LoRA,
+    arXiv 2106.09685) beside its frozen weights."""
+    lora_rank: int = Field(default=LORA_RANK, gt=0, le=65_536)
+    """Inner width of the adapters of a lora job."""
+    lora_targets: LoraTargets = "all"
+    """Which matrices have an adapter: every linear layer of a block, or only query, key and value."""
     loss: Loss = "auto"
     """How logits become a loss; auto is what the framework does by default."""
     flash_attention: bool = True
@@ -39,3 +56,13 @@ class Job(Spec):
     def narrow_share(self) -> float:
         """Bytes of a quantised activation over its 16 bits (nvfp4: half a byte and a scale for every 16 elements)."""
         return {"fp8": 0.5, "nvfp4": 0.28}.get(self.precision, 1.0)
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens that attend to each other."""
+        return min(self.sample_tokens or self.seq_len, self.seq_len)
+
+    @property
+    def frozen(self) -> bool:
+        """The model's own weights get no gradients; adapters beside them do."""
+        return self.task == "lora"

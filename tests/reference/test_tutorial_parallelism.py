@@ -93,12 +93,12 @@ def test_item_21_across_hosts() -> None:
 def test_item_22_overlap_has_a_price() -> None:
     """Hidden traffic is not free: compute beside it slows, 10 to 20 % of the hidden time."""
     context = question("llama-3-8b", machines("h100", 64), "fsdp", seq_len=8192, global_batch=64)
-    assert 0.10 <= context.constants.overlap_slowdown <= 0.20
+    assert 0.10 <= context.constants.sharded_traffic_slowdown <= 0.20
     step = step_of(context, zero_stage=3)
     moved = step.layer_traffic[0]
     hidden = float((moved.forward + moved.backward)[0])
     added = float(step.layer_time_s[0, 0] - step.layers[0].total()[0])
-    assert added == pytest.approx(context.constants.overlap_slowdown * hidden, rel=1e-6)
+    assert added == pytest.approx(context.constants.sharded_traffic_slowdown * hidden, rel=1e-6)
 
 
 # --- 4. Model parallelism
