@@ -79,6 +79,10 @@ def test_estimate(cli: Cli, profile: Path, tmp_path: Path) -> None:
     path.write_text(result.out, encoding="utf-8")
     again = cli("estimate", str(path), "--json").document
     assert again["best"]["estimate"] == document["best"]["estimate"]
+    path.write_text(result.out.replace('"accelerator": "h100-sxm-80gb"', '"accelerator": "a100-sxm-80gb"'), "utf-8")
+    edited = cli("estimate", str(path))
+    assert edited.code == 2
+    assert "request.profile.accelerator = a100-sxm-80gb" in edited.err
 
 
 def test_suggest(cli: Cli, profile: Path) -> None:
