@@ -44,8 +44,9 @@ def cases_of(runs: Sequence[MeasuredRun]) -> tuple[list[Case], list[Prediction]]
     return cases, skipped
 
 
-_UNUSABLE = (Skip, PlannerError, ArithmeticError, TypeError, ValueError)
-"""What a record with impossible or contradictory fields raises on its way through the model; each becomes a reason."""
+_UNUSABLE = (Skip, PlannerError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a record with impossible or contradictory fields (``run.extra`` may hold anything) raises on its way through the
+model; each becomes a reason."""
 
 
 def _not_priced(run: MeasuredRun, problem: Exception) -> Prediction:

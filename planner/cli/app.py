@@ -301,8 +301,8 @@ def accuracy(
 ) -> None:
     """Compare predictions with measured runs: how wrong is the planner?  Exit code 2 if no record can be read."""
     from planner import service
-    from planner.cli import accuracy as tables
     from planner.cli import console, problems
+    from planner.cli import measured as tables
 
     request = service.AccuracyRequest(
         records=tuple(records or ()), by=by, profile=profile, predictions=predictions, plot=plot, force=force
@@ -332,8 +332,8 @@ def calibrate(
 ) -> None:
     """Fit the machine constants to your own runs and write a profile for --profile."""
     from planner import service
-    from planner.cli import accuracy as tables
     from planner.cli import console, problems
+    from planner.cli import measured as tables
 
     with console.progress(quiet=as_json, what="fitting") as report:
         result = service.calibrate(records, out=out, force=force, progress=report)

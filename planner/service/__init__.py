@@ -1,12 +1,12 @@
-"""The use cases that the command line and library users call; see usecases.py, accuracy.py, catalogs.py and
+"""The use cases that the command line and library users call; see usecases.py, measured.py, catalogs.py and
 requests.py."""
 
-from planner.service.accuracy import AccuracyRequest, accuracy, calibrate
 from planner.service.catalogs import list_backends, list_gpus, list_models
 from planner.service.clusters import resolve_cluster
 from planner.service.document import load_plan
 from planner.service.failures import Interrupted
 from planner.service.jobs import resolve_job
+from planner.service.measured import AccuracyRequest, accuracy, calibrate
 from planner.service.models import resolve_model
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
 from planner.service.usecases import (

@@ -104,7 +104,9 @@ def load_plan(path: Path) -> PlanDocument:
 def _check_consistent(document: PlanDocument, path: Path) -> None:
     """A document edited by hand must still be about its own cluster and job."""
     strategy, request = document.best.strategy, document.request
+    calibrated = request.cluster.accelerator.id if request.profile is None else request.profile.accelerator
     pairs: tuple[tuple[str, int | str, str, int | str], ...] = (
+        ("request.profile.accelerator", calibrated, "request.cluster.accelerator.id", request.cluster.accelerator.id),
         ("tp * pp * cp * dp", strategy.gpus, "request.cluster.gpus", request.cluster.gpus),
         ("strategy.global_batch", strategy.global_batch, "request.job.global_batch", request.job.global_batch),
         ("strategy.seq_len", strategy.seq_len, "request.job.seq_len", request.job.seq_len),

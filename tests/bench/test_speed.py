@@ -49,6 +49,13 @@ def _planner(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "planner", "suggest", *arguments]
 
 
+def test_accuracy_over_all_public_records() -> None:
+    """The published comparison takes seconds, not a coffee: 30 s on two cores."""
+    started = time.perf_counter()
+    _run([sys.executable, "-m", "planner", "accuracy"])
+    assert time.perf_counter() - started < 30.0
+
+
 @pytest.mark.parametrize(
     ("arguments", "budget"),
     [

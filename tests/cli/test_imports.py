@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("ortools", "numpy", "torch", "fastapi", "pandas", "jinja2", "yaml")
+HEAVY = ("ortools", "numpy", "torch", "fastapi", "pandas", "jinja2", "yaml", "matplotlib")
 
 
 def loaded(code: str) -> set[str]:
@@ -23,7 +23,9 @@ def test_import_is_light() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["suggest", "--help"], ["estimate", "--help"], ["--version"]], ids=" ".join
+    "arguments",
+    [["--help"], *([name, "--help"] for name in ("suggest", "estimate", "accuracy", "calibrate")), ["--version"]],
+    ids=" ".join,
 )
 def test_help_is_light(arguments: list[str]) -> None:
     """Help and version load nothing that a search needs."""
@@ -37,6 +39,11 @@ def test_listings_need_no_solver(arguments: list[str]) -> None:
         loaded(f"from planner.cli.main import run\nassert run({arguments!r}) == 0") & {"ortools", "torch", "fastapi"}
         == set()
     )
+
+
+def test_accuracy_needs_neither_solver_nor_plots() -> None:
+    """Comparing with measured runs loads CP-SAT and matplotlib only when something is searched or plotted."""
+    assert loaded("import planner.service") & {"ortools", "matplotlib", "torch"} == set()
 
 
 def test_public_names() -> None:

@@ -44,6 +44,15 @@ def test_contents(wheel: Path) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
+def test_public_records(wheel: Path) -> None:
+    """The measured runs behind the published error, and the table that it is held to, come with the package."""
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("planner/accuracy/data/")}
+    assert "planner/accuracy/data/baseline.json" in names
+    assert len([name for name in names if name.endswith(".jsonl.gz")]) == len(
+        list((ROOT / "planner" / "accuracy" / "data").glob("*.jsonl.gz"))
+    )
+
+
 def test_metadata(wheel: Path) -> None:
     """Name, command and version are the published ones, and no test tool is required."""
     archive = zipfile.ZipFile(wheel)

@@ -136,19 +136,20 @@ UNSEEN = {
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_one_run_of_an_unseen_framework(name: str) -> None:
-    """With any one run of it, the others are predicted clearly better: the typical error falls by a third and more."""
+    """With one run of it, the others are predicted clearly better: the typical error falls by a third and more."""
     source, gpu, framework = UNSEEN[name]
     runs = [
         run.model_copy(update={"run": run.run.model_copy(update={"framework": "in-house trainer"})})
         for run in public_records().runs
         if (run.source_name, run.hardware.gpu) == (source, gpu) and (run.run.framework or "").startswith(framework)
     ]
-    runs = [row.run for row in scored(runs) if row.time_error is not None]
+    priced = [row for row in scored(runs) if row.time_error is not None]
+    runs, errors = [row.run for row in priced], [row.time_error or 0.0 for row in priced]
     assert len(runs) >= 6
     before, after = [], []
-    for index, run in enumerate(runs):
+    for index, run in list(enumerate(runs))[:: max(1, len(runs) // 8)]:
         profile = calibrate(records(run)).profile
         others = [*runs[:index], *runs[index + 1 :]]
-        before.append(errors_of([row.time_error or 0.0 for row in scored(others)]).median)
+        before.append(errors_of([*errors[:index], *errors[index + 1 :]]).median)
         after.append(errors_of([row.time_error or 0.0 for row in scored(others, profile)]).median)
     assert statistics.median(after) < 0.67 * statistics.median(before)

@@ -1,0 +1,151 @@
+"""``planner calibrate`` and ``--profile``: a profile is written, said, part of the plan, and refused where it does not
+belong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.accuracy.report import scored
+from tests.accuracy_records import measured_run, record, record_file
+from tests.cli.conftest import SMALL_JOB, Cli
+
+ESTIMATE = ("estimate", *SMALL_JOB, "--tp", "2")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """One run that takes a quarter longer than predicted, with memory."""
+    (row,) = scored([measured_run("a")])
+    slow = 1.25 * (row.prediction.step_time_s or 0.0)
+    return record_file(
+        tmp_path / "runs.jsonl", [record("a", measured__step_time_s=slow, measured__peak_mem_gib=50.0), "nonsense"]
+    )
+
+
+@pytest.fixture
+def profile(cli: Cli, runs: Path) -> Path:
+    path = runs.with_name("profile.yaml")
+    assert cli("calibrate", "--from-records", str(runs), "--out", str(path)).code == 0
+    return path
+
+
+def test_table(cli: Cli, runs: Path) -> None:
+    """Factors, runs before and after, what is not fitted, the line that cannot be read, and the next command."""
+    result = cli("calibrate", "--from-records", str(runs))
+    assert result.code == 0, result.err
+    for text in (
+        "speed",
+        "x 0.8",
+        "-20.0 %",
+        "Not fitted",
+        "from 3 different",
+        "Not readable: 1",
+        "--out PROFILE.yaml",
+    ):
+        assert text in result.out
+
+
+def test_json_and_file(cli: Cli, runs: Path, profile: Path) -> None:
+    """The file holds the profile of the document, readable by people; it is not replaced unasked."""
+    result = cli("calibrate", "--from-records", str(runs), "--json")
+    assert result.code == 0
+    content = yaml.safe_load(profile.read_text(encoding="utf-8"))
+    assert content == result.document["profile"]
+    assert content["accelerator"] == "h100-sxm-80gb"
+    assert content["factors"]["gemm_share"] == pytest.approx(0.8, rel=0.02)
+    again = cli("calibrate", "--from-records", str(runs), "--out", str(profile))
+    assert again.code == 2
+    assert "exists already" in again.err
+    assert cli("calibrate", "--from-records", str(runs), "--out", str(profile), "--force").code == 0
+
+
+def test_estimate(cli: Cli, profile: Path, tmp_path: Path) -> None:
+    """Slower by the factor, said in the assumptions, in the request, and kept when the plan is estimated again."""
+    plain = cli(*ESTIMATE, "--json").document
+    result = cli(*ESTIMATE, "--profile", str(profile), "--json")
+    assert result.code in (0, 3), result.err
+    document = result.document
+    slower = document["best"]["estimate"]["step_time_s"] / plain["best"]["estimate"]["step_time_s"]
+    assert slower == pytest.approx(1.25, rel=0.02)
+    assert document["id"] != plain["id"]
+    assert "profile" not in plain["request"]
+    assert document["request"]["profile"]["framework"] == "megatron-lm"
+    assert any(item["field"] == "constants.factors" for item in document["assumptions"])
+    path = tmp_path / "plan.json"
+    path.write_text(result.out, encoding="utf-8")
+    again = cli("estimate", str(path), "--json").document
+    assert again["best"]["estimate"] == document["best"]["estimate"]
+    path.write_text(result.out.replace('"accelerator": "h100-sxm-80gb"', '"accelerator": "a100-sxm-80gb"'), "utf-8")
+    edited = cli("estimate", str(path))
+    assert edited.code == 2
+    assert "request.profile.accelerator = a100-sxm-80gb" in edited.err
+
+
+def test_suggest(cli: Cli, profile: Path) -> None:
+    """The search prices every candidate with the profile and says so."""
+    asked = ("suggest", *SMALL_JOB, "--backend", "fsdp")
+    plain, result = cli(*asked, "--json").document, cli(*asked, "--profile", str(profile), "--json").document
+    assert result["best"]["estimate"]["step_time_s"] > 1.15 * plain["best"]["estimate"]["step_time_s"]
+    assert "machine profile" in cli(*asked, "--profile", str(profile)).out
+
+
+def test_accuracy(cli: Cli, runs: Path, profile: Path) -> None:
+    """The calibrated run is predicted well."""
+    arguments = ("accuracy", "--records", str(runs), "--json")
+    before = cli(*arguments).document["step_time"][0]["errors"]["median"]
+    result = cli(*arguments, "--profile", str(profile)).document
+    assert before == pytest.approx(0.2, abs=0.01)
+    assert result["step_time"][0]["errors"]["median"] < 0.02
+    assert result["profile"] == "megatron-lm on h100-sxm-80gb"
+
+
+def test_other_accelerator(cli: Cli, profile: Path) -> None:
+    """A profile of another accelerator is refused."""
+    result = cli(*ESTIMATE, "--gpu", "a100", "--profile", str(profile))
+    assert result.code == 2
+    assert "another accelerator" in result.err
+    assert "h100-sxm-80gb" in result.err
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "version": {"schema_version": 2},
+    "unknown constant": {"factors": {"warp_share": 1.1}},
+    "negative factor": {"factors": {"gemm_share": -1.0}},
+    "factor in words": {"factors": {"gemm_share": "fast"}},
+    "unknown field": {"colour": "blue"},
+    "no accelerator": {"accelerator": None},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_profile(name: str, cli: Cli, profile: Path) -> None:
+    """A profile that was edited badly is named with its field."""
+    content = yaml.safe_load(profile.read_text(encoding="utf-8")) | BROKEN[name]
+    profile.write_text(yaml.safe_dump(content), encoding="utf-8")
+    result = cli(*ESTIMATE, "--profile", str(profile))
+    assert result.code == 2
+    assert "profile.yaml" in result.err
+    assert "hint:" in result.err
+
+
+REFUSED = {
+    "no option": [],
+    "missing file": ["--from-records", "nowhere.jsonl"],
+    "out folder": ["--from-records", "runs.jsonl", "--out", "nowhere/p.yaml"],
+    "nothing usable": ["--from-records", "empty.jsonl"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2 with a hint, and no profile."""
+    monkeypatch.chdir(runs.parent)
+    record_file(runs.with_name("empty.jsonl"), [])
+    result = cli("calibrate", *REFUSED[name])
+    assert result.code == 2
+    assert "hint:" in result.err
+    assert not list(runs.parent.glob("*.yaml"))
