@@ -14,12 +14,13 @@ import numpy as np
 
 from planner.accuracy.architecture import model_of
 from planner.accuracy.machines import cluster_of
+from planner.accuracy.memory_layout import offloaded_share, optimizer_instances
 from planner.accuracy.settings import Recomputation, precision_of, recomputations_of
 from planner.accuracy.skip import Skip
 from planner.accuracy.stack import stack_of
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
-from planner.specs.batch import SCHEDULES, StrategyBatch
+from planner.specs.batch import DEVICES, SCHEDULES, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun, MemoryKind
 from planner.specs.model import ModelSpec
@@ -69,8 +70,8 @@ def interpret(run: MeasuredRun) -> Case:
     """The case of a record; raises Skip with the reason where it cannot be priced."""
     model, assumed = model_of(run.model)
     cluster, _ = cluster_of(run.hardware)
-    stack, known = stack_of(run, cluster)
     precision, said = precision_of(run.run, cluster)
+    stack, known = stack_of(run, precision)
     assumed = assumed + said
     degrees = _degrees(run.run, model, cluster.gpus)
     timed = run.run.global_batch is not None
@@ -163,7 +164,8 @@ def _row(
         raise Skip("layers cannot be split over the stages")
     zero = 1 if run.zero is None else run.zero
     sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
-    shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp
+    offloaded = offloaded_share(run)
+    shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp // optimizer_instances(run)
     return StrategyBatch(
         tp=one(degrees.tp),
         sequence_parallel=np.array([sequence_parallel]),
@@ -180,8 +182,8 @@ def _row(
         micro_batch=one(micro_batch),
         recompute_kind=one(recompute_kind),
         recompute_layers=one(recompute_layers),
-        offload_optimizer=np.array([0.0]),
-        offload_device=one(0),
+        offload_optimizer=np.array([offloaded]),
+        offload_device=one(DEVICES.index("cpu" if offloaded else "none")),
         offload_parameters=one(0),
         stage_layers=np.array([layout], dtype=np.int64),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.accuracy.memory_layout import memory_habits
 from planner.backends.base import Backend
 from planner.backends.stacks import STACKS, stack_named
-from planner.specs.cluster import Cluster
+from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredRun
 
 
-def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
+def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
     """The stack, and whether its framework is one of those that were measured."""
     config = run.run
     stack, known = stack_named(config.framework or "")
@@ -25,4 +26,5 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
     overlap = config.overlap.tp_comm
     if overlap is False or (overlap is None and stack.name == "megatron" and not recipes):
         changes["tensor_parallel_overlap"] = False
+    changes |= memory_habits(config, stack, precision)
     return (stack.with_habits(**changes) if changes else stack), known

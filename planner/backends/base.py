@@ -29,6 +29,7 @@ Tensor = Literal[
     "latent",  # compressed query and key/value of latent attention
     "mlp_up",  # output of the gate and up (or the first) matrix
     "mlp_act",  # activation function output, input of the down matrix
+    "dropout_masks",
     "router",
     "mixer_state",  # everything a Mamba or delta-net mixer saves
 ]
@@ -107,6 +108,16 @@ class StateBytes:
 
 
 @dataclass(frozen=True)
+class StateFormat:
+    """Bytes per parameter of the three kinds of state, before any sharding."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """Master weights and moments."""
+
+
+@dataclass(frozen=True)
 class BufferContext:
     """What the size of a framework's working buffers depends on; arrays of length N, counts of parameters per rank
     after tensor- and expert-parallel splitting, before data-parallel sharding."""
@@ -175,6 +186,20 @@ class Habits:
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
     """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
+    dropout: bool = field(default=False, kw_only=True)
+    """Trained with dropout: every dropout keeps a one-byte mask, and attention that stores its scores a dropped copy
+    of them."""
+    fused_gradient_accumulation: bool = field(default=True, kw_only=True)
+    """Weight-gradient matrix multiplications add into the fp32 buffer and leave a dummy gradient of each shape
+    (Megatron)."""
+    transformer_engine: bool = field(default=False, kw_only=True)
+    """Matrix multiplications go through Transformer Engine, which holds workspaces of its own."""
+    deterministic: bool = field(default=False, kw_only=True)
+    """Kernels that give the same bits every time, which take larger workspaces."""
+    interleaving_group: int | None = field(default=None, kw_only=True)
+    """Micro-batches that pass one chunk before the next begins (interleaved schedule); None: as many as stages."""
+    state_format: StateFormat | None = field(default=None, kw_only=True)
+    """Number formats of the states where the run states its own; None: what the framework does by default."""
     attention_kernel: Literal["vendor", "flash2"] = "flash2"
     """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
     PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""

@@ -12,9 +12,12 @@ from planner.cost.context import Work
 from planner.cost.params import LayerKind
 from planner.specs.batch import FloatArray
 
-_SCORE_BYTES = 5.0
-"""Per score without flash attention: softmax output 2, dropout mask 1, dropped copy 2 (arXiv 2205.05198, section
-4.1)."""
+_SCORE_BYTES = 2.0
+_DROPPED_SCORE_BYTES = 3.0
+"""Per score without flash attention: softmax output 2; with dropout mask 1 and dropped copy 2 more (arXiv 2205.05198,
+section 4.1)."""
+_RESIDUAL_DROPOUTS = 2
+"""Dropouts of one layer with a one-byte mask: behind the attention and behind the MLP."""
 _SAVED_SHARE = {"fp8": 0.5, "nvfp4": 0.28}
 """Inputs of narrow matrix multiplications are kept in one byte (fp4: half a byte and scales) instead of two."""
 
@@ -30,6 +33,8 @@ def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
         **_mixer_bytes(work, kind, size, fp8),
         **_mlp_bytes(work, kind, size, fp8),
     }
+    if work.context.backend.habits.dropout:
+        tensors["dropout_masks"] = _RESIDUAL_DROPOUTS * model.hidden * work.sp_tokens
     overhead = work.context.backend.habits.activation_overhead
     return {name: overhead * value for name, value in tensors.items()}
 
@@ -56,7 +61,8 @@ def _mixer_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[T
             tensors["qkv"] = tensors["qkv"] + size * (q / work.tp + kv) * work.tokens
     tensors["attention_output"] = (fp8 * size * value + 4.0 * model.heads) * local
     if not work.context.job.flash_attention:
-        tensors["attention_scores"] = _SCORE_BYTES * model.heads * work.context.job.seq_len * local
+        score = _SCORE_BYTES + (_DROPPED_SCORE_BYTES if work.context.backend.habits.dropout else 0.0)
+        tensors["attention_scores"] = score * model.heads * work.context.job.seq_len * local
     return tensors
 
 

@@ -18,6 +18,7 @@ from planner.cost.optimizer import gpu_step_s, offload_extra_s
 from planner.cost.sharding import LayerTraffic, Weights, traffic
 from planner.cost.stage_model import StageModel
 from planner.cost.weights import Ends, layer_weights
+from planner.cost.workspace import workspace_bytes
 from planner.specs.batch import BoolArray, FloatArray
 from planner.units import GIB
 
@@ -182,7 +183,11 @@ class Step:
         )
         hidden = self.work.tokens * context.model.hidden * context.activation_bytes
         overlap = np.where((self.work.tp > 1) & (self.work.tensor_overlap > 0), _OVERLAP_BUFFERS * hidden, 0.0)
-        return {**buffers, "tensor-parallel overlap buffers": overlap}
+        return {
+            **buffers,
+            "tensor-parallel overlap buffers": overlap,
+            "matrix library workspaces": workspace_bytes(self.work),
+        }
 
     @cached_property
     def tensors(self) -> tuple[dict[str, FloatArray], ...]:
