@@ -1,12 +1,13 @@
 """What a record says about how its software lays out memory: number formats of the states, the loss, dropout.
 
 Sources say it in three ways: Megatron's command-line arguments (``extra.args``), the settings of a recipe
-(``extra.recipe_settings``) and single fields; what they leave open stays as the framework does it by default."""
+(``extra.recipe_settings``) and single fields; what they leave open is as the framework does it by default, and NeMo
+and Megatron-Bridge have other defaults than Megatron-LM."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.backends.base import Backend, StateFormat
@@ -19,10 +20,11 @@ from planner.backends.megatron import (
     native_loss_bytes,
     unfused_loss_bytes,
 )
-from planner.specs.job import Precision
+from planner.specs.job import Job, Precision
 from planner.specs.measurement import MeasuredConfiguration
 
 _MOMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp32": 4.0}
+_MASTER_BYTES = 4.0
 _FRACTION = re.compile(r"fraction ([\d.]+)")
 
 
@@ -30,13 +32,10 @@ def memory_habits(run: MeasuredConfiguration, stack: Backend, precision: Precisi
     """Changes to the stack's habits, of the Megatron family only: others state nothing of the kind."""
     if not isinstance(stack, Megatron):
         return {}
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"loss_bytes_per_logit": _loss(run), "state_format": _state_format(run, precision)}
     arguments = run.extra.get("args")
     if isinstance(arguments, Mapping):
         changes |= _by_arguments(arguments)
-    stored = _state_format(run, precision)
-    if stored is not None:
-        changes["state_format"] = stored
     return changes
 
 
@@ -58,52 +57,61 @@ def optimizer_instances(run: MeasuredConfiguration) -> int:
 
 def _by_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron-LM's own defaults where an argument is absent: unfused loss, dropout 0.1, fused accumulation."""
-    loss = unfused_loss_bytes
-    if arguments.get("cross-entropy-loss-fusion"):
-        loss = loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
     group = arguments.get("microbatch-group-size-per-virtual-pipeline-stage")
     return {
         "deterministic": bool(arguments.get("deterministic-mode")),
         "transformer_engine": arguments.get("transformer-impl") != "local",
+        "attention_backend": str(arguments.get("attention-backend") or "auto"),
+        "fused_activation": not arguments.get("no-bias-gelu-fusion", False),
         "interleaving_group": int(group) if group else None,
-        "loss_bytes_per_logit": loss,
         "dropout": float(arguments.get("hidden-dropout", 0.1)) > 0,
         "fused_gradient_accumulation": not arguments.get("no-gradient-accumulation-fusion", False),
     }
 
 
+def _loss(run: MeasuredConfiguration) -> Callable[[Job], float]:
+    """NeMo fuses the loss natively, Megatron-Bridge through Transformer Engine, Megatron-LM only when told to."""
+    arguments, framework = run.extra.get("args") or {}, (run.framework or "").lower()
+    if arguments.get("cross-entropy-loss-fusion"):
+        return loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
+    if framework.startswith("megatron-bridge") or run.extra.get("cross_entropy_fusion"):
+        return loss_bytes
+    return native_loss_bytes if framework.startswith("nemo") else unfused_loss_bytes
+
+
 def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateFormat | None:
-    """Bytes per parameter where the record states a number format other than the default."""
-    said = _stated(run)
-    if not any(said.values()):
-        return None
-    weights, gradients, optimizer = WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision]
-    if said["narrow gather"]:
-        # Only the two 8-bit copies are kept, not the 16-bit weight.
-        weights = 2.0
-    if said["gradients"] in ("bf16", "fp16"):
-        gradients = 2.0
-    if said["moments"] or said["remainders"]:
-        # A bf16 weight and the 16 bits that it lacks make up the fp32 master weight.
-        master = 2.0 if said["remainders"] else 4.0
-        optimizer = master + 2.0 * _MOMENT_BYTES[said["moments"] or "fp32"]
-    return StateFormat(weights, gradients, optimizer)
+    """Bytes per parameter where gradients, moments or weights have another format than Megatron-LM's default.
 
-
-def _stated(run: MeasuredConfiguration) -> dict[str, str]:
-    """Number formats by the names of all three kinds of source, empty where nothing is said."""
+    The recipes of NeMo and Megatron-Bridge reduce and keep gradients in bf16 (``grad_reduce_in_fp32`` off)."""
     extra = run.extra
     arguments, recipe = extra.get("args") or {}, extra.get("recipe_settings") or {}
-    reduced = str(recipe.get("ddp.grad_reduce_in_fp32")) == "False" or arguments.get("grad-reduce-in-bf16")
     moments = recipe.get("optimizer.exp_avg_dtype") or arguments.get("exp-avg-dtype") or extra.get("optimizer_moments")
-    aware = recipe.get("optimizer.use_precision_aware_optimizer") or extra.get("precision_aware_optimizer")
     gather = arguments.get("fp8-param-gather") or extra.get("fp8_param_gather")
-    return {
-        "gradients": "bf16" if reduced else _dtype(extra.get("main_grads")),
-        "moments": _dtype(moments) if _dtype(moments) != "fp32" else "",
-        "remainders": "yes" if str(aware) == "True" else "",
-        "narrow gather": "yes" if str(gather) == "True" else "",
-    }
+    weights, gradients, optimizer = WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision]
+    if _narrow_gradients(run):
+        gradients = 2.0
+    if _dtype(moments) and precision != "fp32":
+        optimizer = _MASTER_BYTES + 2.0 * _MOMENT_BYTES[_dtype(moments)]
+    if gather is True:
+        # Only the two 8-bit copies are kept, not the 16-bit weight.
+        weights = 2.0
+    default = (WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision])
+    changed = (weights, gradients, optimizer) != default
+    return StateFormat(weights, gradients, optimizer) if changed else None
+
+
+def _narrow_gradients(run: MeasuredConfiguration) -> bool:
+    extra = run.extra
+    arguments, recipe = extra.get("args") or {}, extra.get("recipe_settings") or {}
+    stated = recipe.get("ddp.grad_reduce_in_fp32")
+    if str(stated) in ("True", "False"):
+        return str(stated) == "False"
+    main = _dtype(extra.get("main_grads"))
+    if main:
+        return main != "fp32"
+    if arguments.get("grad-reduce-in-bf16"):
+        return True
+    return (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
 
 
 def _dtype(value: object) -> str:

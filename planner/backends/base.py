@@ -194,6 +194,10 @@ class Habits:
     (Megatron)."""
     transformer_engine: bool = field(default=False, kw_only=True)
     """Matrix multiplications go through Transformer Engine, which holds workspaces of its own."""
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = field(default="auto", kw_only=True)
+    """Attention kernel that Transformer Engine is told to use; auto: its own choice."""
+    fused_activation: bool = field(default=True, kw_only=True)
+    """The activation function of experts and its product with the router's probability are one kernel."""
     deterministic: bool = field(default=False, kw_only=True)
     """Kernels that give the same bits every time, which take larger workspaces."""
     interleaving_group: int | None = field(default=None, kw_only=True)

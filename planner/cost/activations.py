@@ -10,6 +10,7 @@ import numpy as np
 from planner.backends.base import RecomputeKind, Tensor
 from planner.cost.context import Work
 from planner.cost.params import LayerKind
+from planner.cost.workspace import BEFORE_HOPPER
 from planner.specs.batch import FloatArray
 
 _SCORE_BYTES = 2.0
@@ -59,11 +60,24 @@ def _mixer_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[T
         if model.qk_norm != "none":
             # Queries and keys before their norm; values have none.
             tensors["qkv"] = tensors["qkv"] + size * (q / work.tp + kv) * work.tokens
-    tensors["attention_output"] = (fp8 * size * value + 4.0 * model.heads) * local
+    copies = 1.0 if _sequence_first_attention(work) else 2.0
+    tensors["attention_output"] = (copies * fp8 * size * value + 4.0 * model.heads) * local
     if not work.context.job.flash_attention:
         score = _SCORE_BYTES + (_DROPPED_SCORE_BYTES if work.context.backend.habits.dropout else 0.0)
         tensors["attention_scores"] = score * model.heads * work.context.job.seq_len * local
     return tensors
+
+
+def _sequence_first_attention(work: Work) -> bool:
+    """Whether the attention kernel takes Megatron's sequence-first layout.
+
+    FlashAttention does not: its output stays saved in its own layout and, transposed, as the input of the projection.
+    Transformer Engine chooses it before Hopper, and after Hopper where kernels must be deterministic."""
+    habits, architecture = work.context.backend.habits, work.context.cluster.accelerator.architecture
+    if not habits.transformer_engine or habits.attention_backend in ("fused", "unfused"):
+        return True
+    chosen = architecture in BEFORE_HOPPER or (habits.deterministic and architecture != "hopper")
+    return not (habits.attention_backend == "flash" or chosen) or not work.context.job.flash_attention
 
 
 def _mixer_width(work: Work, kind: LayerKind) -> float:
@@ -90,7 +104,12 @@ def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Ten
         elements = moe.expert_ffn * work.routed_rows / work.etp + moe.shared_ffn * work.tokens / work.tp
         # Router logits and probabilities in fp32, and the tokens in expert order (the experts' input).
         routing = 8.0 * moe.experts * work.sp_tokens + fp8 * size * (moe.latent or model.hidden) * work.routed_rows
-        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements, "router": routing}
+        if not work.context.backend.habits.fused_activation:
+            # The activation before its product with the probability is saved as well.
+            routing = routing + size * moe.expert_ffn * work.routed_rows / work.etp
+        # Expert tensor parallelism gathers the tokens, then sorts them by expert: both copies stay.
+        gathered = np.where(work.etp > 1, size * (moe.latent or model.hidden) * work.routed_rows, 0.0)
+        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements, "router": routing + gathered}
     return {}
 
 
