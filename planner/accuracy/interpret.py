@@ -80,7 +80,7 @@ def interpret(run: MeasuredRun) -> Case:
         seq_len=run.model.seq_len or model.max_seq,
         global_batch=global_batch,
         precision=precision,
-        flash_attention=run.run.flash_attention is not False,
+        flash_attention=not stack.habits.stores_scores if run.run.flash_attention is None else run.run.flash_attention,
     )
     recomputations = recomputations_of(run.run, model, stack)
     if len(recomputations) > 1:
@@ -138,7 +138,7 @@ def _batch(
         stages = layers // degrees.pp
         chunks = tuple(size for size in range(1, stages + 1) if layers % (degrees.pp * size) == 0) or (1,)
         said.append("virtual stages not stated: the fastest")
-    if degrees.pp * chunks[0] > layers or degrees.pp == 1:
+    if degrees.pp == 1 or context.backend.default_layout(context.model, degrees.pp, chunks[0]) is None:
         chunks = (1,)
     rows = [
         _row(run, context, degrees, size, vpp, index, choice.layers)

@@ -202,6 +202,10 @@ class Habits:
     """Kernels that give the same bits every time, which take larger workspaces."""
     interleaving_group: int | None = field(default=None, kw_only=True)
     """Micro-batches that pass one chunk before the next begins (interleaved schedule); None: as many as stages."""
+    stores_scores: bool = field(default=False, kw_only=True)
+    """Attention materialises its scores unless the job says otherwise."""
+    even_in_flight: bool = field(default=False, kw_only=True)
+    """Zero-bubble schedules are searched for under one memory limit: every rank fills up to what rank 0 needs."""
     state_format: StateFormat | None = field(default=None, kw_only=True)
     """Number formats of the states where the run states its own; None: what the framework does by default."""
     attention_kernel: Literal["vendor", "flash2"] = "flash2"

@@ -33,7 +33,14 @@ class Megatron2021(Megatron):
 
     name = "megatron-2021"
     title = "Megatron-LM before Transformer Engine"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2")
+    habits = replace(
+        Megatron.habits,
+        tensor_parallel_overlap=False,
+        attention_kernel="flash2",
+        transformer_engine=False,
+        # Its fused weight gradients leave no dummies.
+        fused_gradient_accumulation=False,
+    )
 
 
 class MegatronDeepSpeed(Megatron2021):
@@ -95,7 +102,7 @@ class ZeroBubble(Megatron2021):
 
     name = "zero-bubble"
     title = "Megatron-LM, zero-bubble fork"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False)
+    habits = replace(Megatron2021.habits, dropout=True, stores_scores=True, even_in_flight=True)
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
         """The first and the last stage hold one layer fewer."""
