@@ -204,6 +204,8 @@ class Habits:
     """Micro-batches that pass one chunk before the next begins (interleaved schedule); None: as many as stages."""
     stores_scores: bool = field(default=False, kw_only=True)
     """Attention materialises its scores unless the job says otherwise."""
+    keeps_stage_outputs: bool = field(default=False, kw_only=True)
+    """Each pipeline stage holds its output of every micro-batch in flight (Megatron-LM frees it once it is sent)."""
     even_in_flight: bool = field(default=False, kw_only=True)
     """Zero-bubble schedules are searched for under one memory limit: every rank fills up to what rank 0 needs."""
     state_format: StateFormat | None = field(default=None, kw_only=True)

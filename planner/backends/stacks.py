@@ -11,13 +11,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.backends.base import Backend, Habits, StateBytes
-from planner.backends.deepspeed import DeepSpeed
+from planner.backends.base import Backend, BufferContext, StateBytes
+from planner.backends.deepspeed import MAX_BUCKET, DeepSpeed
 from planner.backends.fsdp import Fsdp
-from planner.backends.megatron import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
-from planner.specs.batch import IntArray, StrategyBatch
+from planner.backends.megatron import (
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    Megatron,
+    unfused_loss_bytes,
+)
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
+
+
+FRAGMENTED = 1.10
+"""Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1."""
 
 
 def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: float, optimizer: float) -> StateBytes:
@@ -48,7 +58,25 @@ class MegatronDeepSpeed(Megatron2021):
 
     name = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
-    habits = replace(Megatron2021.habits, fused_kernels=False)
+    habits = replace(
+        Megatron2021.habits,
+        fused_kernels=False,
+        dropout=True,
+        keeps_stage_outputs=True,
+        loss_bytes_per_logit=unfused_loss_bytes,
+        allocator_factor=FRAGMENTED,
+    )
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Master weights, fp32 gradients and two moments over the shard (deepspeed/runtime/zero/stage_1_and_2.py); the
+        bf16 optimizer accumulates whole fp32 gradients instead (deepspeed/runtime/bf16_optimizer.py)."""
+        if job.precision == "bf16":
+            return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
+        return _states(batch, shard, 2.0, 2.0, 16.0)
+
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        bucket = np.where(context.batch.zero_stage >= 1, 2.0 * MAX_BUCKET, 0.0)
+        return {"reduce bucket": bucket, "all-gather bucket": bucket}
 
 
 class AlephAlpha(Megatron):

@@ -238,6 +238,18 @@ class Step:
         return context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
 
     @cached_property
+    def first_activation_bytes(self) -> FloatArray:
+        """What the first rank saves of a micro-batch beyond its layers: token ids, the mask of the embedding's dropout,
+        and the stage's output where the framework keeps it."""
+        context, habits = self.work.context, self.work.context.backend.habits
+        saved = 8.0 * self.work.tokens
+        if habits.dropout:
+            saved = saved + context.model.hidden * self.work.sp_tokens
+        if habits.keeps_stage_outputs and self.pp > 1:
+            saved = saved + activations.layer_input_bytes(self.work)
+        return saved
+
+    @cached_property
     def device_overhead(self) -> FloatArray:
         """Context, libraries and communication buffers: what the allocator does not see."""
         batch, constants = self.work.batch, self.work.context.constants
@@ -330,7 +342,7 @@ class Step:
             "last_offloadable_bytes": offloadable[-1],
             "layer_activation_bytes": self.activation_bytes,
             "recompute_saved_bytes": self.recompute_saved_bytes,
-            "first_activation_bytes": 8.0 * self.work.tokens,
+            "first_activation_bytes": self.first_activation_bytes,
             "in_flight": pipeline.in_flight(self.work, self.pp),
             "fixed_bytes": sum(self.buffers.values(), self.work.zeros()) + self.layer_transient,
             "last_fixed_bytes": np.maximum(self.loss_transient - self.layer_transient, 0.0)
