@@ -15,7 +15,6 @@ from planner.backends.megatron import (
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
-    Megatron,
     loss_bytes,
     native_loss_bytes,
     unfused_loss_bytes,
@@ -25,18 +24,32 @@ from planner.specs.measurement import MeasuredConfiguration
 
 _MOMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp32": 4.0}
 _MASTER_BYTES = 4.0
+_TORCH_SCORE_BYTES = 10.0
+"""Plain attention: bf16 scores, masked scores and weights (2 each), fp32 softmax."""
+_MEGATRON_STACKS = ("megatron", "megatron-2021", "megatron-fsdp")
 _FRACTION = re.compile(r"fraction ([\d.]+)")
 
 
 def memory_habits(run: MeasuredConfiguration, stack: Backend, precision: Precision) -> dict[str, Any]:
     """Changes to the stack's habits, of the Megatron family only: others state nothing of the kind."""
-    if not isinstance(stack, Megatron):
+    if stack.name == "aleph-alpha":
+        return _by_kernel(str(run.extra.get("kernel") or ""))
+    if stack.name not in _MEGATRON_STACKS:
         return {}
     changes: dict[str, Any] = {"loss_bytes_per_logit": _loss(run), "state_format": _state_format(run, precision)}
     arguments = run.extra.get("args")
     if isinstance(arguments, Mapping):
         changes |= _by_arguments(arguments)
     return changes
+
+
+def _by_kernel(kernel: str) -> dict[str, Any]:
+    """Kernels by the names of Aleph Alpha's sheets: "flash_attention2 + RMS kernel", "fused" softmax, plain
+    "torch"."""
+    return {
+        "eager_norms": bool(kernel) and "RMS" not in kernel,
+        "score_bytes": _TORCH_SCORE_BYTES if kernel == "torch" else 2.0,
+    }
 
 
 def offloaded_share(run: MeasuredConfiguration) -> float:

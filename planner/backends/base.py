@@ -202,6 +202,15 @@ class Habits:
     """Kernels that give the same bits every time, which take larger workspaces."""
     interleaving_group: int | None = field(default=None, kw_only=True)
     """Micro-batches that pass one chunk before the next begins (interleaved schedule); None: as many as stages."""
+    eager_copies: bool = field(default=False, kw_only=True)
+    """Unfused blocks save a tensor on both sides of an elementwise step: queries, keys and values of the rotary
+    embedding, the attention output of its change of layout, the activation of its product with the gate."""
+    eager_norms: bool = field(default=False, kw_only=True)
+    """Norms run as plain tensor operations and save an fp32 copy and the normalised tensor."""
+    score_bytes: float = field(default=2.0, kw_only=True)
+    """Saved bytes per attention score where scores are stored, without dropout."""
+    gathered_logit_bytes: float = field(default=0.0, kw_only=True)
+    """More bytes per logit where tp ranks gather their parts of the vocabulary for the loss."""
     stores_scores: bool = field(default=False, kw_only=True)
     """Attention materialises its scores unless the job says otherwise."""
     keeps_stage_outputs: bool = field(default=False, kw_only=True)

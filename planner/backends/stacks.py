@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from planner.backends.base import Backend, BufferContext, StateBytes
-from planner.backends.deepspeed import MAX_BUCKET, DeepSpeed
+from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
 from planner.backends.fsdp import Fsdp
 from planner.backends.megatron import (
     GRADIENT_BYTES,
@@ -28,6 +28,16 @@ from planner.specs.model import ModelSpec
 
 FRAGMENTED = 1.10
 """Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1."""
+
+
+GATHERED_LOGIT_BYTES = 12.0
+"""The parts that the ranks gathered, their concatenation, and the whole gradient before it is split again, in fp32;
+the out-of-memory boundary of Aleph Alpha's grids asks for 10 to 14."""
+
+
+def eager_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of an eager loss: bf16 logits, fp32 copy, log-softmax and fp32 gradient."""
+    return EAGER_LOSS_BYTES
 
 
 def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: float, optimizer: float) -> StateBytes:
@@ -90,6 +100,13 @@ class AlephAlpha(Megatron):
         fused_kernels=False,
         attention_kernel="flash2",
         loss_vocab_parallel=False,
+        loss_bytes_per_logit=eager_loss_bytes,
+        gathered_logit_bytes=GATHERED_LOGIT_BYTES,
+        eager_copies=True,
+        transformer_engine=False,
+        fused_gradient_accumulation=False,
+        # Published are only runs that did or did not fit, and the allocator flushes its cache before it gives up.
+        allocator_factor=1.01,
     )
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
@@ -107,6 +124,10 @@ class Nanotron(Megatron):
         fused_kernels=False,
         attention_kernel="flash2",
         vocab_multiple=1,
+        loss_bytes_per_logit=eager_loss_bytes,
+        eager_copies=True,
+        transformer_engine=False,
+        fused_gradient_accumulation=False,
     )
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
@@ -122,7 +143,9 @@ class Nanotron(Megatron):
         return tuple(counts)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        return _states(batch, shard, 2.0, 4.0, 12.0)
+        """The bf16 gradient of every parameter stays beside its fp32 accumulator (nanotron/optim/
+        gradient_accumulator.py)."""
+        return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
 
 
 class ZeroBubble(Megatron2021):

@@ -13,10 +13,11 @@ from planner.cost.params import LayerKind
 from planner.cost.workspace import BEFORE_HOPPER
 from planner.specs.batch import FloatArray
 
-_SCORE_BYTES = 2.0
 _DROPPED_SCORE_BYTES = 3.0
-"""Per score without flash attention: softmax output 2; with dropout mask 1 and dropped copy 2 more (arXiv 2205.05198,
-section 4.1)."""
+"""Per score without flash attention and with dropout: mask 1 and dropped copy 2 beside the softmax output (arXiv
+2205.05198, section 4.1)."""
+_EAGER_NORM_BYTES = 6.0
+"""Per element of the input of an eager norm: its fp32 copy 4 and the normalised tensor before its scale 2."""
 _RESIDUAL_DROPOUTS = 2
 """Dropouts of one layer with a one-byte mask: behind the attention and behind the MLP."""
 _SAVED_SHARE = {"fp8": 0.5, "nvfp4": 0.28}
@@ -34,6 +35,8 @@ def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
         **_mixer_bytes(work, kind, size, fp8),
         **_mlp_bytes(work, kind, size, fp8),
     }
+    if work.context.backend.habits.eager_norms:
+        tensors["norm_output"] = tensors["norm_output"] + _EAGER_NORM_BYTES * model.hidden * inputs * work.sp_tokens
     if work.context.backend.habits.dropout:
         tensors["dropout_masks"] = _RESIDUAL_DROPOUTS * model.hidden * work.sp_tokens
     overhead = work.context.backend.habits.activation_overhead
@@ -60,10 +63,12 @@ def _mixer_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[T
         if model.qk_norm != "none":
             # Queries and keys before their norm; values have none.
             tensors["qkv"] = tensors["qkv"] + size * (q / work.tp + kv) * work.tokens
+    if work.context.backend.habits.eager_copies:
+        tensors["qkv"] = 2.0 * tensors["qkv"]
     copies = 1.0 if _sequence_first_attention(work) else 2.0
     tensors["attention_output"] = (copies * fp8 * size * value + 4.0 * model.heads) * local
     if not work.context.job.flash_attention:
-        score = _SCORE_BYTES + (_DROPPED_SCORE_BYTES if work.context.backend.habits.dropout else 0.0)
+        score = work.context.backend.habits.score_bytes + (_DROPPED_SCORE_BYTES if work.context.backend.habits.dropout else 0.0)
         tensors["attention_scores"] = score * model.heads * work.context.job.seq_len * local
     return tensors
 
@@ -74,6 +79,8 @@ def _sequence_first_attention(work: Work) -> bool:
     FlashAttention does not: its output stays saved in its own layout and, transposed, as the input of the projection.
     Transformer Engine chooses it before Hopper, and after Hopper where kernels must be deterministic."""
     habits, architecture = work.context.backend.habits, work.context.cluster.accelerator.architecture
+    if habits.eager_copies:
+        return not work.context.job.flash_attention
     if not habits.transformer_engine or habits.attention_backend in ("fused", "unfused"):
         return True
     chosen = architecture in BEFORE_HOPPER or (habits.deterministic and architecture != "hopper")
@@ -98,7 +105,9 @@ def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Ten
     up = 2.0 if model.gated_mlp else 1.0
     if kind[1] == "dense":
         elements = model.ffn * work.tokens / work.tp
-        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements}
+        # Eager blocks also save the activation before its product with the gate.
+        before_gate = size * elements if model.gated_mlp and work.context.backend.habits.eager_copies else 0.0
+        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements + before_gate}
     if kind[1] == "moe" and model.moe is not None:
         moe = model.moe
         elements = moe.expert_ffn * work.routed_rows / work.etp + moe.shared_ffn * work.tokens / work.tp
@@ -147,5 +156,6 @@ def loss_transient_bytes(work: Work, vocab: FloatArray) -> FloatArray:
     padded rows."""
     habits, job = work.context.backend.habits, work.context.job
     split = work.tp if habits.loss_vocab_parallel else 1.0
-    logits = habits.loss_bytes_per_logit(job) * work.tokens * vocab / split
+    gathered = np.where(work.tp > 1, habits.gathered_logit_bytes, 0.0)
+    logits = (habits.loss_bytes_per_logit(job) + gathered) * work.tokens * vocab / split
     return logits + 2.0 * work.context.activation_bytes * work.context.model.hidden * work.tokens
