@@ -53,7 +53,7 @@ def recomputations_of(
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
     selective = offered.get("selective")
     words = (run.recompute or "").strip().lower()
-    if not words:
+    if not words or "solver" in words:
         return (none, full)
     if words.startswith("none"):
         return (none,)

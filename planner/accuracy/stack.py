@@ -20,7 +20,8 @@ def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
     if stack.name == "megatron" and config.flash_attention is False:
         stack = STACKS["megatron-2021"]
     if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
-        stack = STACKS["torchtitan-compiled"]
+        traced = "trace" in str(config.extra["compile"])
+        stack = STACKS["torchtitan-traced" if traced else "torchtitan-compiled"]
     changes: dict[str, Any] = {}
     recipes = (config.framework or "").lower().startswith(("nemo", "megatron-bridge"))
     overlap = config.overlap.tp_comm

@@ -132,11 +132,14 @@ def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
 def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     """The kind that recomputes any combination of Megatron's selective modules, by their configuration names.
 
-    ``moe`` covers everything inside the block; names without a counterpart in the cost model save and repeat nothing.
+    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only, of which a mixture of experts has next to
+    none; names without a counterpart in the cost model save and repeat nothing.
     """
     norms = _norm_kind(0.0 if model.mla is not None else 0.5)
     known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, norms)}
     inside = {"moe_act", "shared_experts"} if "moe" in modules else set()
+    if model.moe is not None:
+        inside |= {"mlp"}
     chosen = [known[name] for name in modules if name in known and name not in inside]
     return _joined(*chosen) if chosen else NONE
 

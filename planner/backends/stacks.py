@@ -40,6 +40,16 @@ def eager_loss_bytes(_job: Job) -> float:
     return EAGER_LOSS_BYTES
 
 
+def fused_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of a fused loss: bf16 logits and their bf16 gradient."""
+    return 4.0
+
+
+def chunked_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of a loss in chunks: one of eight at a time, eagerly."""
+    return EAGER_LOSS_BYTES / 8.0
+
+
 def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: float, optimizer: float) -> StateBytes:
     """Whole weights and gradients, optimizer states spread over the shard from stage 1 on."""
     ones = np.ones(len(batch))
@@ -185,6 +195,9 @@ class LlmFoundry(Fsdp):
 
     name = "llm-foundry"
     title = "llm-foundry (FSDP1)"
+    # MPT blocks have neither gate nor rotary embedding to save twice, their norms stay in 16 bits, and the loss is
+    # flash-attention's fused cross entropy (bf16 logits and gradient).
+    habits = replace(Fsdp.habits, activation_overhead=1.0, loss_bytes_per_logit=fused_loss_bytes)
 
 
 class Torchtitan(Fsdp):
@@ -200,6 +213,27 @@ class Compiled(Torchtitan):
     name = "torchtitan-compiled"
     title = "torchtitan, compiled"
     habits = replace(Fsdp.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
+
+
+class Traced(Compiled):
+    """The same with the whole step traced into one graph: the loss runs in chunks."""
+
+    name = "torchtitan-traced"
+    title = "torchtitan, traced"
+    habits = replace(Compiled.habits, loss_bytes_per_logit=chunked_loss_bytes)
+
+
+class Transformers(Fsdp):
+    """Hugging Face Trainer with models loaded in bf16: no master weights, and moments in the format of the weights."""
+
+    name = "transformers"
+    title = "Hugging Face Trainer"
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        ones = np.ones(len(batch))
+        spread = np.where(batch.zero_stage >= 2, shard, 1).astype(np.float64)
+        states = 8.0 / spread
+        return StateBytes(2.0 / spread, 2.0 / spread, 4.0 / spread, states, states, 0.0 * ones)
 
 
 class ZeroOffload(DeepSpeed):
@@ -222,6 +256,8 @@ STACKS: dict[str, Backend] = {
         LlmFoundry(),
         Torchtitan(),
         Compiled(),
+        Traced(),
+        Transformers(),
         ZeroOffload(),
         Fsdp(),
         DeepSpeed(),
@@ -249,7 +285,7 @@ _FRAMEWORKS = (
     ("primus", "megatron"),
     ("internevo", "megatron"),
     ("xtuner", "fsdp"),
-    ("transformers", "fsdp"),
+    ("transformers", "transformers"),
     ("automodel", "fsdp"),
     ("deepspeed", "deepspeed"),
     ("colossalai", "zero3"),

@@ -21,13 +21,15 @@ _EAGER_NORM_BYTES = 6.0
 _RESIDUAL_DROPOUTS = 2
 """Dropouts of one layer with a one-byte mask: behind the attention and behind the MLP."""
 _SAVED_SHARE = {"fp8": 0.5, "nvfp4": 0.28}
-"""Inputs of narrow matrix multiplications are kept in one byte (fp4: half a byte and scales) instead of two."""
+"""Transformer Engine keeps inputs of narrow matrix multiplications in one byte (fp4: half a byte and scales) instead of
+two; torchao keeps them in 16 bits and casts again (Float8Linear)."""
 
 
 def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     """Saved tensors of one layer of ``kind``, bytes, arrays of length N."""
     model, size = work.context.model, float(work.context.activation_bytes)
-    fp8 = _SAVED_SHARE.get(work.context.job.precision, 1.0)
+    engine = work.context.backend.habits.transformer_engine
+    fp8 = _SAVED_SHARE.get(work.context.job.precision, 1.0) if engine else 1.0
     inputs = min(model.norms_per_layer, 2)
     tensors: dict[Tensor, FloatArray] = {
         "norm_input": size * model.hidden * model.norms_per_layer * work.sp_tokens,
