@@ -206,6 +206,17 @@ class Torchtitan(Fsdp):
     name = "torchtitan"
     title = "torchtitan"
 
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Gradients are freed after every step: with one micro-batch those of the layers come to be while activations
+        go, so they count in the optimizer step (fused AdamW, no temporaries of its own) and not beside the loss."""
+        held = super().state_bytes(job, batch, shard)
+        single = job.global_batch <= batch.micro_batch * batch.dp
+        return replace(
+            held,
+            gradients=np.where(single, 0.0, held.gradients),
+            step_temporary=np.where(single, held.gradients, 0.0),
+        )
+
 
 class Compiled(Torchtitan):
     """The same with torch.compile: fused elementwise kernels, nothing saved twice."""
