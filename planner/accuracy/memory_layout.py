@@ -13,19 +13,28 @@ from typing import Any
 from planner.backends.base import Backend, StateFormat
 from planner.backends.megatron import (
     GRADIENT_BYTES,
+    MASTER_BYTES,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     loss_bytes,
     native_loss_bytes,
     unfused_loss_bytes,
 )
+from planner.backends.stacks import eager_loss_bytes
 from planner.specs.job import Job, Precision
 from planner.specs.measurement import MeasuredConfiguration
 
 _MOMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp32": 4.0}
-_MASTER_BYTES = 4.0
 _TORCH_SCORE_BYTES = 10.0
 """Plain attention: bf16 scores, masked scores and weights (2 each), fp32 softmax."""
+_INTERNEVO = {
+    "state_format": StateFormat(2.0, 2.0, 12.0),
+    "loss_bytes_per_logit": eager_loss_bytes,
+    "eager_copies": True,
+    "transformer_engine": False,
+    "fused_gradient_accumulation": False,
+}
+"""InternEvo: Megatron's parallelism around FlashAttention and plain PyTorch blocks; gradients stay in 16 bits."""
 _MEGATRON_STACKS = ("megatron", "megatron-2021", "megatron-fsdp")
 _FRACTION = re.compile(r"fraction ([\d.]+)")
 
@@ -36,6 +45,8 @@ def memory_habits(run: MeasuredConfiguration, stack: Backend, precision: Precisi
         return _by_kernel(str(run.extra.get("kernel") or ""))
     if stack.name not in _MEGATRON_STACKS:
         return {}
+    if (run.framework or "").lower().startswith("internevo"):
+        return _INTERNEVO
     changes: dict[str, Any] = {"loss_bytes_per_logit": _loss(run), "state_format": _state_format(run, precision)}
     arguments = run.extra.get("args")
     if isinstance(arguments, Mapping):
@@ -104,7 +115,7 @@ def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateForm
     if _narrow_gradients(run):
         gradients = 2.0
     if _dtype(moments) and precision != "fp32":
-        optimizer = _MASTER_BYTES + 2.0 * _MOMENT_BYTES[_dtype(moments)]
+        optimizer = MASTER_BYTES + 2.0 * _MOMENT_BYTES[_dtype(moments)]
     if gather is True:
         # Only the two 8-bit copies are kept, not the 16-bit weight.
         weights = 2.0

@@ -18,8 +18,6 @@ _DROPPED_SCORE_BYTES = 3.0
 2205.05198, section 4.1)."""
 _EAGER_NORM_BYTES = 6.0
 """Per element of the input of an eager norm: its fp32 copy 4 and the normalised tensor before its scale 2."""
-_RESIDUAL_DROPOUTS = 2
-"""Dropouts of one layer with a one-byte mask: behind the attention and behind the MLP."""
 _SAVED_SHARE = {"fp8": 0.5, "nvfp4": 0.28}
 """Transformer Engine keeps inputs of narrow matrix multiplications in one byte (fp4: half a byte and scales) instead of
 two; torchao keeps them in 16 bits and casts again (Float8Linear)."""
@@ -40,7 +38,8 @@ def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     if work.context.backend.habits.eager_norms:
         tensors["norm_output"] = tensors["norm_output"] + _EAGER_NORM_BYTES * model.hidden * inputs * work.sp_tokens
     if work.context.backend.habits.dropout:
-        tensors["dropout_masks"] = _RESIDUAL_DROPOUTS * model.hidden * work.sp_tokens
+        # One byte an element behind the attention and behind the MLP.
+        tensors["dropout_masks"] = float(inputs) * model.hidden * work.sp_tokens
     overhead = work.context.backend.habits.activation_overhead
     return {name: overhead * value for name, value in tensors.items()}
 
@@ -70,7 +69,9 @@ def _mixer_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[T
     copies = 1.0 if _sequence_first_attention(work) else 2.0
     tensors["attention_output"] = (copies * fp8 * size * value + 4.0 * model.heads) * local
     if not work.context.job.flash_attention:
-        score = work.context.backend.habits.score_bytes + (_DROPPED_SCORE_BYTES if work.context.backend.habits.dropout else 0.0)
+        score = work.context.backend.habits.score_bytes + (
+            _DROPPED_SCORE_BYTES if work.context.backend.habits.dropout else 0.0
+        )
         tensors["attention_scores"] = score * model.heads * work.context.job.seq_len * local
     return tensors
 
@@ -95,7 +96,7 @@ def _mixer_width(work: Work, kind: LayerKind) -> float:
     if kind[0] == "mamba" and model.mamba is not None:
         inner = model.mamba.heads * model.mamba.head_dim
         groups = 2 * model.mamba.groups * model.mamba.state
-        return (2 * inner + groups + model.mamba.heads) + (inner + groups) + 2 * inner
+        return (2 * inner + groups + model.mamba.heads) + (inner + groups) + inner
     if model.gdn is not None:
         qk, value = model.gdn.qk_heads * model.gdn.qk_dim, model.gdn.v_heads * model.gdn.v_dim
         return (2 * qk + 2 * value) + (2 * qk + value) + 2 * value
