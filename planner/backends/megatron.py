@@ -2,9 +2,9 @@
 
 Plans run with pretrain_gpt.py and Transformer Engine.  Choices that the written arguments fix, and that memory and
 time depend on: gradients accumulate in fp32, the loss uses Transformer Engine's fused cross entropy
-(--cross-entropy-loss-fusion --cross-entropy-fusion-impl te) unless the job asks for the eager one, ring context parallelism (p2p), grouped GEMM with
-the all-to-all dispatcher, and fp8 with current scaling on Hopper and mxfp8 on Blackwell: delayed scaling would forbid
-recomputing norms and expert activations.
+(--cross-entropy-loss-fusion --cross-entropy-fusion-impl te) unless the job asks for the eager one, ring context
+parallelism (p2p), grouped GEMM with the all-to-all dispatcher, and fp8 with current scaling on Hopper and mxfp8 on
+Blackwell: delayed scaling would forbid recomputing norms and expert activations.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ FP32_GRADIENT_COPY_BYTES = 4.0
 """The optimizer copies gradients that are not fp32 into that format, and frees the copy before the next forward
 pass."""
 MASTER_BYTES = 4.0
-"""Of these, the fp32 master weights, which stay on the GPU when the moments are offloaded: published runs at 0 to 100 %
-save 8 bytes a parameter, not 12 (Megatron-Bridge, Qwen3-30B-A3B on 16 H100)."""
+"""Of these, the fp32 master weights."""
 OFFLOAD_HOST_BYTES = 20.0
 """HybridDeviceOptimizer: pinned bf16 weight and gradient (4), their fp32 copies (8), two fp32 moments (8)."""
 
@@ -145,8 +144,8 @@ def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
 def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     """The kind that recomputes any combination of Megatron's selective modules, by their configuration names.
 
-    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only, of which a mixture of experts has next to
-    none; names without a counterpart in the cost model save and repeat nothing.
+    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only, of which a mixture of experts has next
+    to none; names without a counterpart in the cost model save and repeat nothing.
     """
     norms = _norm_kind(0.0 if model.mla is not None else 0.5)
     known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, norms)}
@@ -249,7 +248,7 @@ class Megatron(Backend):
             weights=stored.weights * ones,
             gradients=stored.gradients * ones,
             optimizer=optimizer,
-            offloadable=np.maximum(stored.optimizer - MASTER_BYTES, 0.0) / spread,
+            offloadable=optimizer,
             host=OFFLOAD_HOST_BYTES / spread,
             step_temporary=(FP32_GRADIENT_COPY_BYTES if stored.gradients < 4.0 else 0.0) / spread,
         )

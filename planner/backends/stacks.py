@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 import numpy as np
 
 from planner.backends.base import Backend, BufferContext, StateBytes
@@ -24,7 +23,6 @@ from planner.backends.megatron import (
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
-
 
 FRAGMENTED = 1.10
 """Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1."""
