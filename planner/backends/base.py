@@ -209,8 +209,9 @@ class Habits:
     """Norms run as plain tensor operations and save an fp32 copy and the normalised tensor."""
     score_bytes: float = field(default=2.0, kw_only=True)
     """Saved bytes per attention score where scores are stored, without dropout."""
-    gathered_logit_bytes: float = field(default=0.0, kw_only=True)
-    """More bytes per logit where tp ranks gather their parts of the vocabulary for the loss."""
+    tensor_parallel_logit_bytes: float = field(default=0.0, kw_only=True)
+    """More bytes per logit that the rank works on where tp ranks share the loss: gathering the vocabulary, or the
+    unfused steps of a split softmax."""
     stores_scores: bool = field(default=False, kw_only=True)
     """Attention materialises its scores unless the job says otherwise."""
     keeps_stage_outputs: bool = field(default=False, kw_only=True)

@@ -91,6 +91,9 @@ MOE = RecomputeKind(
     repeats=frozenset({"moe"}),
     regathers=True,
 )
+GATED_DELTA_NET = RecomputeKind(
+    "gdn", "selective", ("gdn",), frozenset({"mixer_state"}), repeats=frozenset({"attention_core"})
+)
 FULL = RecomputeKind("full", "full", (), EVERYTHING, repeats=frozenset({"layer"}), layer_count=True, regathers=True)
 
 
@@ -148,7 +151,7 @@ def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     to none; names without a counterpart in the cost model save and repeat nothing.
     """
     norms = _norm_kind(0.0 if model.mla is not None else 0.5)
-    known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, norms)}
+    known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, GATED_DELTA_NET, norms)}
     inside = {"moe_act", "shared_experts"} if "moe" in modules else set()
     if model.moe is not None:
         inside |= {"mlp"}

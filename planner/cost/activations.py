@@ -159,6 +159,6 @@ def loss_transient_bytes(work: Work, vocab: FloatArray) -> FloatArray:
     padded rows."""
     habits, job = work.context.backend.habits, work.context.job
     split = work.tp if habits.loss_vocab_parallel else 1.0
-    gathered = np.where(work.tp > 1, habits.gathered_logit_bytes, 0.0)
-    logits = (habits.loss_bytes_per_logit(job) + gathered) * work.tokens * vocab / split
+    shared = np.where(work.tp > 1, habits.tensor_parallel_logit_bytes, 0.0)
+    logits = (habits.loss_bytes_per_logit(job) + shared) * work.tokens * vocab / split
     return logits + 2.0 * work.context.activation_bytes * work.context.model.hidden * work.tokens

@@ -37,7 +37,7 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     # ZB-H2 starts forward passes until the first backward pass comes back, twice as many as 1F1B.
     filled = np.minimum(m, 2 * (pp - rank) - 1)
     if work.context.backend.habits.even_in_flight:
-        filled = np.minimum(m, 2 * pp + 0 * rank)
+        filled = np.broadcast_to(np.minimum(m, 2 * pp), one_forward.shape)
         one_forward = np.where(schedule == ZB_H1, np.minimum(m, pp), one_forward)
     alive = np.select([schedule == INTERLEAVED, schedule == ZB_H2], [interleaved, filled], one_forward)
     return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)

@@ -92,6 +92,9 @@ def test_losses() -> None:
     aleph = STACKS["aleph-alpha"]
     assert loss_bytes_per_logit(aleph) == pytest.approx(14)
     assert loss_bytes_per_logit(aleph, tp=4) == pytest.approx(14 + 12)
+    torchtitan = STACKS["torchtitan"]
+    assert loss_bytes_per_logit(torchtitan) == pytest.approx(12)
+    assert loss_bytes_per_logit(torchtitan, tp=4) == pytest.approx((12 + 6) / 4)
 
 
 @pytest.mark.parametrize(
