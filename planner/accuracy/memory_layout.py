@@ -48,9 +48,8 @@ def memory_habits(run: MeasuredConfiguration, stack: Backend, precision: Precisi
     if (run.framework or "").lower().startswith("internevo"):
         return _INTERNEVO
     changes: dict[str, Any] = {"loss_bytes_per_logit": _loss(run), "state_format": _state_format(run, precision)}
-    arguments = run.extra.get("args")
-    if isinstance(arguments, Mapping):
-        changes |= _by_arguments(arguments)
+    if "args" in run.extra:
+        changes |= _by_arguments(_group(run, "args"))
     return changes
 
 
@@ -75,17 +74,24 @@ def offloaded_share(run: MeasuredConfiguration) -> float:
 
 def optimizer_instances(run: MeasuredConfiguration) -> int:
     """Groups of replicas that each hold the whole optimizer (Megatron's partial distributed optimizer)."""
-    arguments = run.extra.get("args") or {}
+    arguments = _group(run, "args")
     return max(int(arguments.get("num-distributed-optimizer-instances") or 1), 1)
+
+
+def _group(run: MeasuredConfiguration, name: str) -> Mapping[str, Any]:
+    """A group of further settings, empty where the record has none of that form."""
+    value = run.extra.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _by_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron-LM's own defaults where an argument is absent: unfused loss, dropout 0.1, fused accumulation."""
     group = arguments.get("microbatch-group-size-per-virtual-pipeline-stage")
+    backend = arguments.get("attention-backend")
     return {
         "deterministic": bool(arguments.get("deterministic-mode")),
         "transformer_engine": arguments.get("transformer-impl") != "local",
-        "attention_backend": str(arguments.get("attention-backend") or "auto"),
+        "attention_backend": backend if backend in ("flash", "fused", "unfused") else "auto",
         "fused_activation": not arguments.get("no-bias-gelu-fusion", False),
         "interleaving_group": int(group) if group else None,
         "dropout": float(arguments.get("hidden-dropout", 0.1)) > 0,
@@ -95,7 +101,7 @@ def _by_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _loss(run: MeasuredConfiguration) -> Callable[[Job], float]:
     """NeMo fuses the loss natively, Megatron-Bridge through Transformer Engine, Megatron-LM only when told to."""
-    arguments, framework = run.extra.get("args") or {}, (run.framework or "").lower()
+    arguments, framework = _group(run, "args"), (run.framework or "").lower()
     if arguments.get("cross-entropy-loss-fusion"):
         return loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
     if framework.startswith("megatron-bridge") or run.extra.get("cross_entropy_fusion"):
@@ -107,8 +113,7 @@ def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateForm
     """Bytes per parameter where gradients, moments or weights have another format than Megatron-LM's default.
 
     The recipes of NeMo and Megatron-Bridge reduce and keep gradients in bf16 (``grad_reduce_in_fp32`` off)."""
-    extra = run.extra
-    arguments, recipe = extra.get("args") or {}, extra.get("recipe_settings") or {}
+    extra, arguments, recipe = run.extra, _group(run, "args"), _group(run, "recipe_settings")
     moments = recipe.get("optimizer.exp_avg_dtype") or arguments.get("exp-avg-dtype") or extra.get("optimizer_moments")
     gather = arguments.get("fp8-param-gather") or extra.get("fp8_param_gather")
     weights, gradients, optimizer = WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision]
@@ -125,8 +130,8 @@ def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateForm
 
 
 def _narrow_gradients(run: MeasuredConfiguration) -> bool:
-    extra = run.extra
-    arguments, recipe = extra.get("args") or {}, extra.get("recipe_settings") or {}
+    """Whether gradients are kept in 16 bits."""
+    extra, arguments, recipe = run.extra, _group(run, "args"), _group(run, "recipe_settings")
     stated = recipe.get("ddp.grad_reduce_in_fp32")
     if str(stated) in ("True", "False"):
         return str(stated) == "False"

@@ -25,8 +25,8 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 
 FRAGMENTED = 1.10
-"""Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1; with them 1.03 to 1.09 was
-measured (43 runs of MooreThreads/SimuMax)."""
+"""Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1; with them 1.03 to 1.09
+was measured (43 runs of MooreThreads/SimuMax)."""
 GATHERED_LOGIT_BYTES = 12.0
 """The parts that the ranks gathered, their concatenation, and the whole gradient before it is split again, in fp32;
 the out-of-memory boundary of Aleph Alpha's grids asks for 10 to 14."""

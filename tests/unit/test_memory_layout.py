@@ -43,7 +43,9 @@ def test_loss(framework: str, extra: dict[str, Any], loss: object) -> None:
 def test_arguments() -> None:
     """Arguments that are absent have Megatron-LM's defaults: dropout, fused accumulation."""
     plain = habits("megatron-lm", args={})
-    assert plain["dropout"] and plain["fused_gradient_accumulation"] and plain["transformer_engine"]
+    assert plain["dropout"]
+    assert plain["fused_gradient_accumulation"]
+    assert plain["transformer_engine"]
     set_ = habits(
         "megatron-lm",
         args={
@@ -54,8 +56,11 @@ def test_arguments() -> None:
             "microbatch-group-size-per-virtual-pipeline-stage": 5,
         },
     )
-    assert not set_["dropout"] and not set_["fused_gradient_accumulation"] and not set_["transformer_engine"]
-    assert set_["deterministic"] and set_["interleaving_group"] == 5
+    assert not set_["dropout"]
+    assert not set_["fused_gradient_accumulation"]
+    assert not set_["transformer_engine"]
+    assert set_["deterministic"]
+    assert set_["interleaving_group"] == 5
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,8 @@ def test_kernels_of_the_layout_study() -> None:
     """Only the kernel with RMS in its name spares the tensors of an eager norm."""
     fused = habits("aleph-alpha-scaling", "aleph-alpha", kernel="flash_attention2 + RMS kernel")
     plain = habits("aleph-alpha-scaling", "aleph-alpha", kernel="torch")
-    assert not fused["eager_norms"] and plain["eager_norms"]
+    assert not fused["eager_norms"]
+    assert plain["eager_norms"]
     assert plain["score_bytes"] > fused["score_bytes"]
     assert habits("nanotron", "nanotron") == {}
 
@@ -104,10 +110,13 @@ def test_offloaded_activations() -> None:
     model, stack = load_model("llama-2-7b").spec, STACKS["megatron"]
     fine = MeasuredConfiguration(recompute="none", offload="fine-grained activations: core_attn,attn_proj")
     (choice,) = recomputations_of(fine, model, stack)
-    assert choice.kind.drops == {"qkv", "attention_output"} and not choice.kind.repeats
+    assert choice.kind.drops == {"qkv", "attention_output"}
+    assert not choice.kind.repeats
     whole = MeasuredConfiguration(recompute="none", offload="activations of 20 layers per GPU to CPU")
     (choice,) = recomputations_of(whole, model, stack)
-    assert choice.layers == 20 and "mlp_up" in choice.kind.drops and not choice.kind.repeats
+    assert choice.layers == 20
+    assert "mlp_up" in choice.kind.drops
+    assert not choice.kind.repeats
     experts = load_model("mixtral-8x7b").spec
     (choice,) = recomputations_of(MeasuredConfiguration(recompute="modules:mlp"), experts, stack)
     assert not choice.kind.drops
