@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.accuracy.architecture import model_of
 from planner.accuracy.machines import cluster_of
+from planner.accuracy.memory_layout import optimizer_instances
 from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
 from planner.accuracy.skip import Skip
 from planner.accuracy.stack import packed, stack_of
@@ -76,8 +77,8 @@ def interpret(run: MeasuredRun) -> Case:
     """The case of a record; raises Skip with the reason where it cannot be priced."""
     model, assumed = model_of(run.model)
     cluster, _ = cluster_of(run.hardware)
-    stack, known = stack_of(run, cluster)
     precision, said = precision_of(run.run, cluster)
+    stack, known = stack_of(run, precision)
     assumed = assumed + said
     degrees = _degrees(run.run, model, cluster.gpus)
     timed = run.run.global_batch is not None
@@ -91,7 +92,7 @@ def interpret(run: MeasuredRun) -> Case:
         task=_task(run),
         lora_rank=TUNED_LORA_RANK if recipe else LORA_RANK,
         lora_targets="qkv" if recipe else "all",
-        flash_attention=_fused_attention(run.run, stack),
+        flash_attention=not stack.habits.stores_scores if run.run.flash_attention is None else run.run.flash_attention,
     )
     recomputations = recomputations_of(run.run, model, stack)
     if len(recomputations) > 1:
@@ -109,11 +110,6 @@ def _task(run: MeasuredRun) -> Task:
     if "lora" in words or "peft" in words:
         return "lora"
     return "sft" if "sft" in words or "fine" in words else "pretrain"
-
-
-def _fused_attention(run: MeasuredConfiguration, stack: Backend) -> bool:
-    """What the record says of it, else what the stack does."""
-    return stack.habits.attention_kernel != "unfused" if run.flash_attention is None else run.flash_attention
 
 
 _STACKS: dict[tuple[object, ...], Backend] = {}
@@ -164,7 +160,7 @@ def _batch(
         stages = layers // degrees.pp
         chunks = tuple(size for size in range(1, stages + 1) if layers % (degrees.pp * size) == 0) or (1,)
         said.append("virtual stages not stated: the fastest")
-    if degrees.pp * chunks[0] > layers or degrees.pp == 1:
+    if degrees.pp == 1 or context.backend.default_layout(context.model, degrees.pp, chunks[0]) is None:
         chunks = (1,)
     rows = [
         _row(run, context, degrees, size, vpp, index, choice.layers)
@@ -219,6 +215,9 @@ def _row(
 def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _Degrees) -> int:
     """GPUs over which sharded states are spread: all replicas, the stated size, or (hybrid sharding) a node's."""
     replicas = degrees.dp * degrees.cp
+    instances = optimizer_instances(run)
+    if instances > 1 and replicas % instances == 0:
+        return replicas // instances
     # InternEvo calls the size of its optimizer shards zero1.
     stated = next((value for name, value in run.extra.items() if name == "fsdp_size" or name.startswith("zero1")), None)
     strategy = str(run.extra.get("fsdp_sharding_strategy") or run.extra.get("sharding_strategy") or "").lower()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.accuracy.skip import Skip
 from planner.backends import megatron
-from planner.backends.base import Backend, RecomputeKind
+from planner.backends.base import Backend, RecomputeKind, Tensor
 from planner.backends.stacks import ACTIVATIONS_TO_HOST
 from planner.specs.batch import EVERY_LAYER
 from planner.specs.cluster import Cluster
@@ -36,6 +36,19 @@ def precision_of(run: MeasuredConfiguration, cluster: Cluster) -> tuple[Precisio
         if words.startswith(name):
             return precision, []
     raise Skip(f"unknown precision {words[:20]!r}")
+
+
+_OFFLOADED: dict[str, tuple[Tensor, ...]] = {
+    "attn_norm": ("norm_input",),
+    "mlp_norm": ("norm_input",),
+    "qkv_linear": ("norm_output", "latent"),
+    "core_attn": ("qkv",),
+    "attn_proj": ("attention_output",),
+    "expert_fc1": ("router",),
+    "moe_act": ("mlp_up",),
+    "fused_group_mlp": ("router", "mlp_up", "mlp_act"),
+}
+"""Saved tensors that offloading the inputs of one of Megatron's modules moves (fine_grained_activation_offload)."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,10 @@ def host_states_of(run: MeasuredConfiguration) -> HostStates:
 
 def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     """What the record says, or every choice worth considering where it says nothing."""
+    return tuple(_with_offload(choice, run) for choice in _recomputations(run, model, stack))
+
+
+def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
     selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
@@ -83,7 +100,7 @@ def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backe
     if not words and isinstance(stack, megatron.Megatron):
         # NVIDIA's performance recipes for fine-tuning recompute nothing (Megatron-Bridge, scripts/performance/configs).
         return (none,) if tuned(run) and _fine_tuning(run) else (none, full)
-    if not words:
+    if not words or "solver" in words:
         return tuple(Recomputation(kind) for kind in offered.values())
     if words.startswith("none"):
         return (none,)
@@ -115,6 +132,17 @@ def _quarters(model: ModelSpec, run: MeasuredConfiguration) -> list[int]:
     """A quarter, a half, three quarters and all layers of a stage."""
     stage = model.layers // ((run.pp or 1) * (run.vpp or 1))
     return sorted({max(1, stage * part // 4) for part in range(1, 5)})
+
+
+def _with_offload(choice: Recomputation, run: MeasuredConfiguration) -> Recomputation:
+    """The choice without the tensors of named modules that the run keeps in host memory ("fine-grained activations:
+    expert_fc1")."""
+    modules = re.findall(r"\w+", (run.offload or "").lower().partition("activations:")[2])
+    gone = frozenset(tensor for name in modules for tensor in _OFFLOADED.get(name, ()))
+    if not gone or choice.kind.mode == "full":
+        return choice
+    kind = choice.kind
+    return replace(choice, kind=replace(kind, id=f"{kind.id}+offload", mode="selective", drops=kind.drops | gone))
 
 
 def _covered(words: str, model: ModelSpec, run: MeasuredConfiguration) -> int:

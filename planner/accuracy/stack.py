@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.accuracy.memory_layout import memory_habits
 from planner.backends.base import Backend, NarrowRecipe
 from planner.backends.stacks import STACKS, reduced_in_16_bits, stack_named
-from planner.specs.cluster import Cluster
+from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
 
 
@@ -16,7 +17,7 @@ def packed(config: MeasuredConfiguration) -> bool:
     return isinstance(features, dict) and bool(features.get("sequence_packing"))
 
 
-def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
+def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
     """The stack, and whether its framework is one of those that were measured."""
     config = run.run
     stack, known = stack_named(config.framework or "")
@@ -26,10 +27,8 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
         stack = STACKS["megatron-fsdp"]
     if stack.name == "megatron" and config.flash_attention is False:
         stack = STACKS["megatron-2021"]
-    if stack.name == "torchtitan" and config.extra.get("compile") is True:
-        # Tracing alone ("aot_fx_trace") leaves the kernels as they are.
-        rowwise = "rowwise" in str(config.extra.get("fp8")).lower()
-        stack = STACKS["torchtitan-rowwise" if rowwise else "torchtitan-compiled"]
+    if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
+        stack = STACKS[_compiled(config)]
     changes: dict[str, Any] = {"narrow_recipe": _recipe(config.precision or "")}
     recipes = (config.framework or "").lower().startswith(("nemo", "megatron-bridge"))
     overlap = config.overlap.tp_comm
@@ -44,7 +43,15 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
         changes["expert_dispatch"] = "once-per-domain"
     if str(config.extra.get("fsdp_mixed_precision")).upper() == "PURE":
         changes["gradient_reduce_bytes"] = reduced_in_16_bits
+    changes |= memory_habits(config, stack, precision)
     return stack.with_habits(**changes), known
+
+
+def _compiled(config: MeasuredConfiguration) -> str:
+    """The compiled stack of a torchtitan run: tracing alone ("aot_fx_trace") leaves the kernels as they are."""
+    if "trace" in str(config.extra["compile"]):
+        return "torchtitan-traced"
+    return "torchtitan-rowwise" if "rowwise" in str(config.extra.get("fp8")).lower() else "torchtitan-compiled"
 
 
 def _recipe(precision: str) -> NarrowRecipe | None:

@@ -35,6 +35,10 @@ GATHERED_BLOCKS = 2
 EAGER_LOSS_BYTES = 12.0
 """bf16 logits, fp32 copy, log-softmax and gradients at their peak; measured on torchtitan's 8B runs."""
 
+LOSS_PARALLEL_BYTES = 6.0
+"""More per logit under loss_parallel, whose softmax runs in steps: logits less their maximum 4, the sum's exponentials
+4, one bf16 copy less (torch/distributed/tensor/parallel/loss.py)."""
+
 SELECTIVE_DROPS: frozenset[Tensor] = frozenset(
     {"norm_input", "norm_output", "qkv", "latent", "mlp_up", "mlp_act", "router"}
 )
@@ -93,6 +97,7 @@ class Fsdp(Backend):
         tensor_parallel_overlap=False,
         fused_kernels=False,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
+        tensor_parallel_logit_bytes=LOSS_PARALLEL_BYTES,
         # Eager Hugging Face blocks save fp32 norm casts, rotary copies and the unfused product of the gate: 1.3 to 1.5.
         activation_overhead=1.3,
         loss_vocab_parallel=True,

@@ -10,13 +10,42 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.backends.base import Backend, RecomputeKind, StateBytes
-from planner.backends.deepspeed import DeepSpeed
+from planner.backends.base import Backend, BufferContext, RecomputeKind, StateBytes
+from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
 from planner.backends.fsdp import FULL, NONE, Fsdp
-from planner.backends.megatron import EVERYTHING, GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
-from planner.specs.batch import IntArray, StrategyBatch
+from planner.backends.megatron import (
+    EVERYTHING,
+    GRADIENT_BYTES,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    Megatron,
+    unfused_loss_bytes,
+)
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
+
+FRAGMENTED = 1.10
+"""Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1; with them 1.03 to 1.09
+was measured (43 runs of MooreThreads/SimuMax)."""
+GATHERED_LOGIT_BYTES = 12.0
+"""The parts that the ranks gathered, their concatenation, and the whole gradient before it is split again, in fp32;
+the out-of-memory boundary of Aleph Alpha's grids asks for 10 to 14."""
+
+
+def eager_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of an eager loss: bf16 logits, fp32 copy, log-softmax and fp32 gradient."""
+    return EAGER_LOSS_BYTES
+
+
+def fused_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of a fused loss: bf16 logits and their bf16 gradient."""
+    return 4.0
+
+
+def chunked_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of a loss in chunks: one of eight at a time, eagerly."""
+    return EAGER_LOSS_BYTES / 8.0
 
 
 def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: float, optimizer: float) -> StateBytes:
@@ -62,7 +91,14 @@ class Megatron2021(Megatron):
     name = "megatron-2021"
     family = "megatron-2021"
     title = "Megatron-LM before Transformer Engine"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2")
+    habits = replace(
+        Megatron.habits,
+        tensor_parallel_overlap=False,
+        attention_kernel="flash2",
+        transformer_engine=False,
+        # Its fused weight gradients leave no dummies.
+        fused_gradient_accumulation=False,
+    )
 
 
 class MegatronDeepSpeed(Megatron2021):
@@ -71,7 +107,25 @@ class MegatronDeepSpeed(Megatron2021):
     name = "megatron-deepspeed"
     family = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
-    habits = replace(Megatron2021.habits, fused_kernels=False)
+    habits = replace(
+        Megatron2021.habits,
+        fused_kernels=False,
+        dropout=True,
+        keeps_stage_outputs=True,
+        loss_bytes_per_logit=unfused_loss_bytes,
+        allocator_factor=FRAGMENTED,
+    )
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Master weights, fp32 gradients and two moments over the shard (deepspeed/runtime/zero/stage_1_and_2.py); the
+        bf16 optimizer accumulates whole fp32 gradients instead (deepspeed/runtime/bf16_optimizer.py)."""
+        if job.precision == "bf16":
+            return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
+        return _states(batch, shard, 2.0, 2.0, 16.0)
+
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        bucket = np.where(context.batch.zero_stage >= 1, 2.0 * MAX_BUCKET, 0.0)
+        return {"reduce bucket": bucket, "all-gather bucket": bucket}
 
 
 class AlephAlpha(Megatron):
@@ -86,6 +140,13 @@ class AlephAlpha(Megatron):
         fused_kernels=False,
         attention_kernel="flash2",
         loss_vocab_parallel=False,
+        loss_bytes_per_logit=eager_loss_bytes,
+        tensor_parallel_logit_bytes=GATHERED_LOGIT_BYTES,
+        eager_copies=True,
+        transformer_engine=False,
+        fused_gradient_accumulation=False,
+        # Published are only runs that did or did not fit, and the allocator flushes its cache before it gives up.
+        allocator_factor=1.01,
     )
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
@@ -104,6 +165,10 @@ class Nanotron(Megatron):
         fused_kernels=False,
         attention_kernel="flash2",
         vocab_multiple=1,
+        loss_bytes_per_logit=eager_loss_bytes,
+        eager_copies=True,
+        transformer_engine=False,
+        fused_gradient_accumulation=False,
     )
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
@@ -119,7 +184,9 @@ class Nanotron(Megatron):
         return tuple(counts)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        return _states(batch, shard, 2.0, 4.0, 12.0)
+        """The bf16 gradient of every parameter stays beside its fp32 accumulator (nanotron/optim/
+        gradient_accumulator.py)."""
+        return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
 
 
 class ZeroBubble(Megatron2021):
@@ -128,7 +195,7 @@ class ZeroBubble(Megatron2021):
     name = "zero-bubble"
     family = "zero-bubble"
     title = "Megatron-LM, zero-bubble fork"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False)
+    habits = replace(Megatron2021.habits, dropout=True, stores_scores=True, even_in_flight=True)
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
         """The first and the last stage hold one layer fewer."""
@@ -162,6 +229,9 @@ class LlmFoundry(Fsdp):
 
     name = "llm-foundry"
     title = "llm-foundry (FSDP1)"
+    # MPT blocks have neither gate nor rotary embedding to save twice, their norms stay in 16 bits, and the loss is
+    # flash-attention's fused cross entropy (bf16 logits and gradient).
+    habits = replace(Fsdp.habits, activation_overhead=1.0, loss_bytes_per_logit=fused_loss_bytes)
 
 
 class Torchtitan(Fsdp):
@@ -181,6 +251,17 @@ class Torchtitan(Fsdp):
         counts[0] -= 1
         counts[-1] -= 1
         return tuple(counts) if min(counts) > 0 else None
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Gradients are freed after every step: with one micro-batch those of the layers come to be while activations
+        go, so they count in the optimizer step (fused AdamW, no temporaries of its own) and not beside the loss."""
+        held = super().state_bytes(job, batch, shard)
+        single = job.global_batch <= batch.micro_batch * batch.dp
+        return replace(
+            held,
+            gradients=np.where(single, 0.0, held.gradients),
+            step_temporary=np.where(single, held.gradients, 0.0),
+        )
 
 
 class Compiled(Torchtitan):
@@ -249,7 +330,7 @@ class Paxml(XlaFsdp):
 
     name = "paxml"
     title = "Paxml"
-    habits = replace(XlaFsdp.habits, attention_kernel="unfused")
+    habits = replace(XlaFsdp.habits, stores_scores=True)
 
 
 class Xtuner(DeepSpeed):
@@ -276,6 +357,10 @@ class InternEvo(Megatron):
         tensor_parallel_overlap=False,
         attention_kernel="flash2",
         gradient_reduce_bytes=reduced_in_16_bits,
+        loss_bytes_per_logit=eager_loss_bytes,
+        eager_copies=True,
+        transformer_engine=False,
+        fused_gradient_accumulation=False,
     )
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
@@ -288,6 +373,29 @@ class Primus(Megatron):
     name = "primus"
     title = "Primus (Megatron-LM on ROCm)"
     habits = replace(Megatron.habits, tensor_parallel_overlap=False)
+
+
+class Traced(Compiled):
+    """The same with the whole step traced into one graph: the loss runs in chunks."""
+
+    name = "torchtitan-traced"
+    title = "torchtitan, traced"
+    # Tracing leaves the kernels as they are.
+    habits = replace(Compiled.habits, fused_kernels=False, loss_bytes_per_logit=chunked_loss_bytes)
+
+
+class Transformers(Fsdp):
+    """Hugging Face Trainer with models loaded in bf16: no master weights, and moments in the format of the weights."""
+
+    name = "transformers"
+    title = "Hugging Face Trainer"
+    habits = replace(Fsdp.habits, tensor_parallel_logit_bytes=0.0)
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        ones = np.ones(len(batch))
+        spread = np.where(batch.zero_stage >= 2, shard, 1).astype(np.float64)
+        states = 8.0 / spread
+        return StateBytes(2.0 / spread, 2.0 / spread, 4.0 / spread, states, states, 0.0 * ones)
 
 
 class ZeroOffload(DeepSpeed):
@@ -318,6 +426,8 @@ STACKS: dict[str, Backend] = {
         Xtuner(),
         InternEvo(),
         Primus(),
+        Traced(),
+        Transformers(),
         ZeroOffload(),
         Fsdp(),
         DeepSpeed(),
@@ -347,7 +457,7 @@ _FRAMEWORKS = (
     ("internevo", "internevo"),
     ("internlm", "internevo"),
     ("xtuner", "xtuner"),
-    ("transformers", "fsdp"),
+    ("transformers", "transformers"),
     ("deepspeed", "deepspeed"),
     ("colossalai", "zero3"),
 )

@@ -2,7 +2,7 @@
 stage-to-stage traffic costs.
 
 Closed forms, checked against an event-by-event simulation in the tests.  Sources: GPipe and 1F1B arXiv 2104.04473,
-interleaved the same (section 2.2) and Megatron-LM's schedule, ZB-H1 arXiv 2401.10241."""
+interleaved the same (section 2.2) and Megatron-LM's schedule, ZB-H1 and ZB-H2 arXiv 2401.10241."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.cost.context import Work
 from planner.cost.groups import Groups
 from planner.specs.batch import SCHEDULES, FloatArray
 
-GPIPE, INTERLEAVED, ZB_H1 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1"))
+GPIPE, INTERLEAVED, ZB_H1, ZB_H2 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1", "zb-h2"))
 
 _WEIGHT_GRADIENT_SHARE = 1.0 / 3.0
 """Weight gradients are about a third of forward plus backward; ZB-H1 fills the bubble with them twice."""
@@ -30,10 +30,16 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     m = work.micro_batches[:, None]
     rank, vpp = np.arange(pp)[None, :], work.batch.vpp[:, None]
     one_forward = np.minimum(m, pp - rank)
-    chunks = 2 * (pp - rank - 1) + (vpp - 1) * pp + 1
+    group = work.context.backend.habits.interleaving_group or pp
+    chunks = 2 * (pp - rank - 1) + (vpp - 1) * group + 1
     interleaved = np.minimum(m * vpp, chunks) / vpp
     schedule = work.batch.schedule[:, None]
-    alive = np.where(schedule == INTERLEAVED, interleaved, one_forward)
+    # ZB-H2 starts forward passes until the first backward pass comes back, twice as many as 1F1B.
+    filled = np.minimum(m, 2 * (pp - rank) - 1)
+    if work.context.backend.habits.even_in_flight:
+        filled = np.broadcast_to(np.minimum(m, 2 * pp), one_forward.shape)
+        one_forward = np.where(schedule == ZB_H1, np.minimum(m, pp), one_forward)
+    alive = np.select([schedule == INTERLEAVED, schedule == ZB_H2], [interleaved, filled], one_forward)
     return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)
 
 
