@@ -79,7 +79,7 @@ def interpret(run: MeasuredRun) -> Case:
         seq_len=run.model.seq_len or model.max_seq,
         global_batch=global_batch,
         precision=precision,
-        flash_attention=run.run.flash_attention is not False,
+        flash_attention=_flash(run.run, stack),
     )
     recomputations = recomputations_of(run.run, model, stack)
     if len(recomputations) > 1:
@@ -91,6 +91,11 @@ def interpret(run: MeasuredRun) -> Case:
     return Case(
         run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed
     )
+
+
+def _flash(run: MeasuredConfiguration, stack: Backend) -> bool:
+    """Whether scores stay on chip; what the stack does where the record does not say."""
+    return stack.habits.flash_by_default if run.flash_attention is None else run.flash_attention
 
 
 _STACKS: dict[tuple[object, ...], Backend] = {}

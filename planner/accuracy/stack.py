@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from planner.backends.base import Backend
-from planner.backends.stacks import STACKS, stack_named
+from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, stack_named
 from planner.specs.cluster import Cluster
 from planner.specs.measurement import MeasuredRun
+
+
+_KERNELS: dict[str, dict[str, Any]] = {
+    "fused": {"score_kernel": "fused"},
+    "flash_attentionv1.0.8": {"attention_kernel": "flash1"},
+    "flash_attention2 + RMS kernel": {"norm_bytes": FUSED_NORM_BYTES},
+}
+"""What the kernels of a layout study replace, by the names of its sheets."""
 
 
 def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
@@ -25,4 +33,6 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
     overlap = config.overlap.tp_comm
     if overlap is False or (overlap is None and stack.name == "megatron" and not recipes):
         changes["tensor_parallel_overlap"] = False
+    if stack.name == "aleph-alpha":
+        changes |= _KERNELS.get(str(config.extra.get("kernel") or ""), {})
     return (stack.with_habits(**changes) if changes else stack), known

@@ -34,6 +34,9 @@ Tensor = Literal[
 ]
 """The saved activations of one layer; the cost model gives each its size, a recompute kind names those it drops."""
 
+AttentionKernel = Literal["vendor", "flash2", "flash1"]
+ScoreKernel = Literal["fused", "operators"]
+
 Work = Literal["attention_core", "norms", "activation", "mlp", "qkv_up", "half_matmuls", "layer", "moe"]
 """Forward work that recomputation repeats in the backward pass."""
 
@@ -175,9 +178,25 @@ class Habits:
     """Reserved over allocated bytes."""
     expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
     """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
-    attention_kernel: Literal["vendor", "flash2"] = "flash2"
-    """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
-    PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""
+    attention_kernel: AttentionKernel = "flash2"
+    """Attention tuned for the accelerator (cuDNN through Transformer Engine), the portable FlashAttention-2 that
+    PyTorch and Hugging Face models call, which leaves part of newer hardware unused, or its first version."""
+    score_kernel: ScoreKernel = "fused"
+    """Where scores are materialised: scale, mask and softmax in one kernel (Megatron-LM), or an operator each."""
+    flash_by_default: bool = True
+    """Attention is not materialised in a published run that does not say."""
+    norm_bytes: float | None = None
+    """Memory traffic of one norm per hidden element, forward; None: one fused pass, times the eager factor of unfused
+    kernels."""
+    loss_traffic_bytes: float | None = None
+    """Memory traffic of the loss per logit, forward and backward; None: by ``fused_kernels``."""
+    gradient_add_bytes: float = 0.0
+    """Memory traffic per parameter and micro-batch of adding gradients outside the weight-gradient multiplication."""
+    blocking_launches: bool = False
+    """Every kernel is waited for before the next is issued (CUDA_LAUNCH_BLOCKING=1)."""
+    overlap_buffers: float = 4.0
+    """Permanent copies of a micro-batch's hidden states where tensor-parallel traffic is overlapped: Transformer
+    Engine keeps one for each of the gathers and scatters in flight."""
 
 
 class Backend(ABC):

@@ -20,6 +20,10 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 
 
+FUSED_NORM_BYTES = 4.0
+"""Memory traffic of a norm in one kernel per hidden element, forward: read 2, write 2."""
+
+
 def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: float, optimizer: float) -> StateBytes:
     """Whole weights and gradients, optimizer states spread over the shard from stage 1 on."""
     ones = np.ones(len(batch))
@@ -33,7 +37,9 @@ class Megatron2021(Megatron):
 
     name = "megatron-2021"
     title = "Megatron-LM before Transformer Engine"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2")
+    habits = replace(
+        Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2", flash_by_default=False
+    )
 
 
 class MegatronDeepSpeed(Megatron2021):
@@ -41,7 +47,8 @@ class MegatronDeepSpeed(Megatron2021):
 
     name = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
-    habits = replace(Megatron2021.habits, fused_kernels=False)
+    # BLOOM's runs set CUDA_LAUNCH_BLOCKING=1 against hangs; a layer has 30 kernels forward and 60 backward.
+    habits = replace(Megatron2021.habits, fused_kernels=False, blocking_launches=True, kernels_per_layer=90)
 
 
 class AlephAlpha(Megatron):
@@ -54,7 +61,11 @@ class AlephAlpha(Megatron):
         tensor_parallel_overlap=False,
         fused_kernels=False,
         attention_kernel="flash2",
+        score_kernel="operators",
+        # Every rank computes the loss of the gathered logits.
         loss_vocab_parallel=False,
+        # LLaMA's norm as it was published: cast, square, mean, scale, cast back and weight, an operator each.
+        norm_bytes=36.0,
     )
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
@@ -68,10 +79,20 @@ class Nanotron(Megatron):
     title = "nanotron"
     habits = replace(
         Megatron.habits,
-        tensor_parallel_overlap=False,
         fused_kernels=False,
         attention_kernel="flash2",
         vocab_multiple=1,
+        # Triton RMSNorm.
+        norm_bytes=FUSED_NORM_BYTES,
+        # fp32 logits: cast (6), maximum (4), shift (8), exponential (8), sum (4), division (8), copy (8), times the
+        # incoming gradient (8), cast back (6); nanotron/parallel/tensor_parallel/functional.py.
+        loss_traffic_bytes=60.0,
+        # A 16-bit gradient is written (2), read (2) and added to the fp32 one (8).
+        gradient_add_bytes=12.0,
+        # Gathers of the backward pass run beside the input gradients, scatters beside the weight gradients.
+        tensor_parallel_overlap=True,
+        overlap_buffers=1.0,
+        kernels_per_layer=200,
     )
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
@@ -95,7 +116,6 @@ class ZeroBubble(Megatron2021):
 
     name = "zero-bubble"
     title = "Megatron-LM, zero-bubble fork"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False)
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
         """The first and the last stage hold one layer fewer."""

@@ -18,6 +18,7 @@ from planner.cost.context import Work
 from planner.cost.gemm import grouped_linear_s, linear_s
 from planner.cost.groups import Groups
 from planner.cost.params import LayerKind, Matrix, layer_matrices
+from planner.cost.weights import layer_weights
 from planner.specs.batch import FloatArray
 
 _HIDDEN_BYTES = 2.0
@@ -65,8 +66,13 @@ def _sum(parts: Iterator[FloatArray]) -> FloatArray:
 
 def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
     """Terms of one layer of ``kind``."""
-    terms = [*_matrix_terms(work, kind), *_other_terms(work, kind), *_communication_terms(work, groups, kind)]
-    return LayerTime(tuple(terms), _host_floor(work, kind))
+    terms = [
+        *_matrix_terms(work, kind),
+        *_other_terms(work, kind),
+        *_software_terms(work, kind),
+        *_communication_terms(work, groups, kind),
+    ]
+    return LayerTime(tuple(terms), _host_floor(work, groups, kind))
 
 
 def _fused(model_matrices: tuple[Matrix, ...]) -> Iterator[tuple[Matrix, int]]:
@@ -117,11 +123,11 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Core attention and elementwise kernels."""
     core_forward, core_backward = attention_s(work, kind)
     elementwise = [
-        ("norms", traffic.norms_bytes(work)),
-        ("rotary", traffic.rotary_bytes(work, kind)),
-        ("activation function", traffic.activation_bytes(work, kind)),
-        ("expert permutation", traffic.routing_bytes(work, kind)),
-        ("fp8 casts", traffic.cast_bytes(work, kind)),
+        ("norms", traffic.norms_s(work)),
+        ("rotary", traffic.stream_s(work, traffic.rotary_bytes(work, kind))),
+        ("activation function", traffic.stream_s(work, traffic.activation_bytes(work, kind))),
+        ("expert permutation", traffic.stream_s(work, traffic.routing_bytes(work, kind))),
+        ("fp8 casts", traffic.stream_s(work, traffic.cast_bytes(work, kind))),
     ]
     terms = [
         Term(
@@ -131,14 +137,29 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
             "causal FLOPs over the kernel's rate at this length and occupancy",
         )
     ]
-    for name, moved in elementwise:
-        if np.any(moved):
-            seconds = traffic.stream_s(work, moved)
+    for name, seconds in elementwise:
+        if np.any(seconds):
             terms.append(
                 Term(
                     name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"
                 )
             )
+    return terms
+
+
+def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
+    """What some stacks do beside the mathematics of a layer."""
+    constants, habits = work.context.constants, work.context.backend.habits
+    terms = []
+    if habits.gradient_add_bytes > 0.0:
+        weights = layer_weights(work, kind)
+        added = traffic.gradient_add_s(work, weights.dense + weights.expert)
+        terms.append(
+            Term("gradient accumulation", work.zeros(), added, "bytes per parameter over sustained memory bandwidth")
+        )
+    if habits.blocking_launches:
+        gap = np.full(len(work.batch), habits.kernels_per_layer * constants.blocking_launch_s)
+        terms.append(Term("launch gaps", gap / 3.0, 2.0 * gap / 3.0, "kernels x idle time between two of them"))
     return terms
 
 
@@ -234,13 +255,14 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     )
 
 
-def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
-    """Launch-bound time of one layer."""
+def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
+    """Launch-bound time of one layer; collectives can hold up the host on the way."""
     constants, habits = work.context.constants, work.context.backend.habits
     floor = habits.kernels_per_layer * constants.launch_s
     if kind[1] == "moe":
         floor = floor + constants.moe_host_s
-    return np.full(len(work.batch), floor)
+    held_up = np.where((work.tp > 1) & (groups.pipeline.crosses > 0), work.tp * constants.staged_collective_host_s, 0.0)
+    return np.asarray(floor + held_up)
 
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:

@@ -25,9 +25,6 @@ _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
 """Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer by layer: backward only; only the forward gather at
 stage 2."""
 _BUCKET_PARAMS = 40e6
-_OVERLAP_BUFFERS = 4.0
-"""Permanent copies of a micro-batch's hidden states that chunked tensor-parallel overlap works in: Transformer Engine's
-user buffers, one for each of the gathers and scatters in flight."""
 _HOST_PROCESS_BYTES = 4.0 * GIB
 """Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
 
@@ -181,7 +178,8 @@ class Step:
             )
         )
         hidden = self.work.tokens * context.model.hidden * context.activation_bytes
-        overlap = np.where((self.work.tp > 1) & (self.work.tensor_overlap > 0), _OVERLAP_BUFFERS * hidden, 0.0)
+        copies = context.backend.habits.overlap_buffers
+        overlap = np.where((self.work.tp > 1) & (self.work.tensor_overlap > 0), copies * hidden, 0.0)
         return {**buffers, "tensor-parallel overlap buffers": overlap}
 
     @cached_property
