@@ -167,6 +167,9 @@ def _row(
     if layout is None:
         raise Skip("layers cannot be split over the stages")
     zero = 1 if run.zero is None else run.zero
+    if zero not in context.backend.zero_stages:
+        # A framework without stage 2 that is said to shard gradients reduces them into shards once a step.
+        zero = min(zero, max(context.backend.zero_stages))
     sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
     shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp
     return StrategyBatch(

@@ -54,7 +54,7 @@ def recomputations_of(
     selective = offered.get("selective")
     words = (run.recompute or "").strip().lower()
     if not words:
-        return (none, full)
+        return (none, full) if "full" in offered else (none,)
     if words.startswith("none"):
         return (none,)
     if words.startswith("full"):

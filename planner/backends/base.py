@@ -250,7 +250,7 @@ class Backend(ABC):
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         """(N,) where the plan hides tensor-parallel collectives behind matrix multiplications."""
-        return np.full(len(batch), self.habits.tensor_parallel_overlap)
+        return np.asarray(self.habits.tensor_parallel_overlap & (cluster.ranks_per_domain % batch.tp == 0))
 
     def with_habits(self, **changes: Any) -> Self:
         """The same framework run differently (for example with tensor-parallel overlap switched on)."""

@@ -15,10 +15,11 @@ from planner.specs.batch import FloatArray
 
 _BACKWARD_OVER_FORWARD = 2.5
 _BLOCK_ROWS = 128.0
-_SCORE_BYTES_FORWARD = {"fused": 11.0, "operators": 28.0}
-"""Memory traffic per score.  Fused scale, mask and softmax: scores written (2), read and written by softmax (4),
-dropout read, written and its mask (5).  An operator each: scores written (2), scaled and masked (4 + 4), cast to fp32
-(6), softmax (8) and cast back (6), less what stays in cache."""
+_SCORE_BYTES = {"fused": (20.0, 20.0), "operators": (28.0, 56.0)}
+"""Memory traffic per score, forward and backward.  Fused scale, mask and softmax: scores written (2), read and written
+by softmax (4), dropout that reads, writes, keeps its mask (5) and draws its random numbers at half the bandwidth;
+backward the same tensors and the gradient of each.  An operator each: scores written (2), scaled and masked (4 + 4),
+cast to fp32 (6), softmax (8) and cast back (6), less what stays in cache; backward twice as much."""
 _SMALL_GEMM_SHARE = 0.6
 """Batched score multiplications reach less of the rate than one large GEMM (inner width is one head)."""
 _FLASH1_OVER_FLASH2 = 0.5
@@ -63,9 +64,9 @@ def _materialised_s(work: Work, kind: LayerKind, causal_flops: FloatArray) -> tu
     if context.model.head_dim % 8 and context.cluster.accelerator.peak.fp32 is not None:
         rate = context.cluster.accelerator.peak.fp32 * _UNALIGNED_SHARE
     scores = work.tokens * context.job.seq_len * np.maximum(context.model.heads / work.tp, 1.0)
-    stream = _SCORE_BYTES_FORWARD[context.backend.habits.score_kernel] * scores / context.stream_bytes_per_s
-    forward = 2.0 * causal_flops / rate + stream
-    return forward, 2.0 * forward
+    forward, backward = _SCORE_BYTES[context.backend.habits.score_kernel]
+    multiplied, streamed = 2.0 * causal_flops / rate, scores / context.stream_bytes_per_s
+    return multiplied + forward * streamed, 2.0 * multiplied + backward * streamed
 
 
 def _scan_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:

@@ -113,19 +113,26 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
         shared = np.where(members > 1, stride, 1)
         inside, reduce_inside = inside / shared, reduce_inside / shared
     nic = _nic_bytes_per_s(context)
-    outside = np.minimum(inside / constants.fabric_bus_share, nic * members)
     nodes = np.maximum(size / members, 1.0)
     doublings = np.log2(nodes)
     ring = constants.network_latency_s + constants.network_hop_s * (nodes - 1.0)
+    if cluster.ring_step_s is not None:
+        ring = cluster.ring_step_s * (size - 1.0)
     tree = constants.network_latency_s * (1.0 + doublings)
     half_outside = np.minimum(
         constants.network_half_message_bytes * (1.0 + doublings), constants.network_half_message_cap_bytes
     )
+    gathered, reduced = _across_nodes(context, nodes, nic)
+    if cluster.network_spans:
+        # The sweep holds for messages as large as gradient buckets; below that the latency of the ring decides.
+        half_outside = np.zeros(len(size))
+    fastest = inside / constants.fabric_bus_share
+    outside, reduce_outside = np.minimum(fastest, gathered * members), np.minimum(fastest, reduced * members)
     pair = fabric.pair_bytes_per_s or fabric.bytes_per_s
     return Group(
         size=size.astype(float),
         bus_bytes_per_s=np.where(crosses, outside, inside),
-        reduce_bus_bytes_per_s=np.where(crosses, outside, reduce_inside),
+        reduce_bus_bytes_per_s=np.where(crosses, reduce_outside, reduce_inside),
         half_message_bytes=np.where(crosses, half_outside, constants.fabric_half_message_bytes),
         latency_s=np.where(crosses, ring, constants.fabric_latency_s),
         reduce_latency_s=np.where(crosses, tree, constants.fabric_latency_s),
@@ -134,6 +141,24 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
         domains=nodes,
         inside_exchange_bytes_per_s=_exchange_inside(context, members),
         outside_bytes_per_s=nic,
+    )
+
+
+def _across_nodes(context: CostContext, nodes: FloatArray, nic: float) -> tuple[FloatArray, FloatArray]:
+    """(ring, all-reduce) bandwidth per member of groups over that many nodes: measured where the network was swept, else
+    that of the NICs."""
+    cluster = context.cluster
+    if not cluster.network_spans:
+        return np.full(len(nodes), nic), np.full(len(nodes), nic)
+    swept = np.log2([span.nodes for span in cluster.network_spans])
+
+    def per_member(whole_node: list[float]) -> FloatArray:
+        bus = np.exp(np.interp(np.log2(nodes), swept, np.log(whole_node)))
+        return np.asarray(bus / cluster.gpus_per_node / cluster.oversubscription)
+
+    return (
+        per_member([span.all_gather_bus_bytes_per_s for span in cluster.network_spans]),
+        per_member([span.all_reduce_bus_bytes_per_s for span in cluster.network_spans]),
     )
 
 

@@ -34,6 +34,7 @@ class Constants:
     launch_s: float
     blocking_launch_s: float
     staged_collective_host_s: float
+    stage_sync_s: float
     expert_half_tokens: float
     moe_host_s: float
     fabric_bus_share: float

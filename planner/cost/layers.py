@@ -180,8 +180,10 @@ def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     pair = np.where(
         work.batch.sequence_parallel, 2.0 * groups.tensor.all_gather_s(full), groups.tensor.all_reduce_s(full)
     )
-    hidden = work.tensor_overlap * (1.0 - groups.tensor.crosses)
-    exposed = blocks * pair * (1.0 - hidden)
+    if context.cluster.ring_step_s is not None:
+        # Nothing else travels while a block waits, so that a ring over the network also shows its latency.
+        pair = pair + 2.0 * groups.tensor.crosses * groups.tensor.latency_s
+    exposed = blocks * pair * (1.0 - work.tensor_overlap)
     expert = work.zeros()
     if kind[1] == "moe" and context.model.moe is not None:
         gathered = work.routed_rows * (context.model.moe.latent or context.model.hidden) * context.activation_bytes

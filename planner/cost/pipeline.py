@@ -48,13 +48,14 @@ def in_flight(work: Work, pp: int) -> FloatArray:
 def point_to_point_s(work: Work, groups: Groups) -> FloatArray:
     """Exposed stage-to-stage traffic of a step.
 
-    Fill and drain pass every boundary once each way.  1F1B also waits for one exchange each way per micro-batch; the
+    Fill and drain pass every boundary once each way.  1F1B also waits for one exchange each way per micro-batch, with
+    what it costs to stop and start the host where the exchange synchronises it; the
     interleaved schedule overlaps those with other chunks' compute and pays the slow-down of running beside them."""
     context = work.context
     pp, vpp, m = work.batch.pp, work.batch.vpp, work.micro_batches
     size = context.activation_bytes * context.model.hidden * work.sp_tokens
     send = groups.pipeline.send_s(size)
     fill = 2.0 * (pp - 1.0) * send
-    steady = 2.0 * m * send
+    steady = m * (2.0 * send + context.constants.stage_sync_s)
     overlapped = context.constants.overlap_slowdown * 2.0 * m * vpp * send
     return np.where(pp > 1, fill + np.where(work.batch.schedule == INTERLEAVED, overlapped, steady), 0.0)
