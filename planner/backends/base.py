@@ -190,6 +190,9 @@ class Habits:
     kernels."""
     loss_traffic_bytes: float | None = None
     """Memory traffic of the loss per logit, forward and backward; None: by ``fused_kernels``."""
+    bucket_params: float = 40e6
+    """Parameters whose gradients are reduced together where that happens once a step (Megatron-LM: max(40M, 1M x dp);
+    PyTorch and DeepSpeed similar)."""
     gradient_add_bytes: float = 0.0
     """Memory traffic per parameter and micro-batch of adding gradients outside the weight-gradient multiplication."""
     blocking_launches: bool = False

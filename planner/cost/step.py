@@ -24,7 +24,6 @@ from planner.units import GIB
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
 """Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer by layer: backward only; only the forward gather at
 stage 2."""
-_BUCKET_PARAMS = 40e6
 _HOST_PROCESS_BYTES = 4.0 * GIB
 """Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
 
@@ -280,7 +279,7 @@ class Step:
         first_moved, last_moved = traffic(self.work, self.groups, first), traffic(self.work, self.groups, last)
         optimizer = [gpu_step_s(self.work.context, self.updated(w)) for w in (*self.weights, first, last)]
         offload = [offload_extra_s(self.work, self.updated(w)) for w in (*self.weights, first, last)]
-        bucket = np.minimum(1.0, _BUCKET_PARAMS / np.maximum(self.rank_params, 1.0))
+        bucket = np.minimum(1.0, self.work.context.backend.habits.bucket_params / np.maximum(self.rank_params, 1.0))
         even = self.work.context.model.layers / self.pp
         average = sum((t.once for t in self.layer_traffic), self.work.zeros()) / len(self.layer_traffic) * even
         return StageModel(
