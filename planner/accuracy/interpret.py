@@ -88,9 +88,7 @@ def interpret(run: MeasuredRun) -> Case:
     context = CostContext(model, cluster, job, _shared(stack))
     batch, left_open = _batch(run.run, context, degrees, recomputations)
     kind, rank = memory_figure(run, stack.name)
-    return Case(
-        run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed
-    )
+    return Case(run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed)
 
 
 def _flash(run: MeasuredConfiguration, stack: Backend) -> bool:

@@ -38,9 +38,7 @@ class Megatron2021(Megatron):
 
     name = "megatron-2021"
     title = "Megatron-LM before Transformer Engine"
-    habits = replace(
-        Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2", flash_by_default=False
-    )
+    habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2", flash_by_default=False)
 
 
 class MegatronDeepSpeed(Megatron2021):
@@ -48,7 +46,8 @@ class MegatronDeepSpeed(Megatron2021):
 
     name = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
-    # BLOOM's runs set CUDA_LAUNCH_BLOCKING=1 against hangs; a layer has 30 kernels forward and 60 backward.
+    # BLOOM's runs set CUDA_LAUNCH_BLOCKING=1 against hangs; MT-NLG's take as long between kernels.  A layer has 30
+    # kernels forward and 60 backward.
     habits = replace(Megatron2021.habits, fused_kernels=False, blocking_launches=True, kernels_per_layer=90)
 
 
@@ -146,7 +145,7 @@ class MegatronFsdp(Megatron):
 
     name = "megatron-fsdp"
     title = "Megatron-FSDP"
-    zero_stages = (0, 1, 2, 3)
+    zero_stages = (0, 3)
     habits = replace(Megatron.habits, data_parallel_overlap="every-layer")
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:

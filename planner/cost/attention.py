@@ -15,10 +15,11 @@ from planner.specs.batch import FloatArray
 
 _BACKWARD_OVER_FORWARD = 2.5
 _BLOCK_ROWS = 128.0
-_SCORE_BYTES = {"fused": (20.0, 20.0), "operators": (28.0, 56.0)}
+_SCORE_BYTES = {"fused": (16.0, 20.0), "operators": (28.0, 56.0)}
 """Memory traffic per score, forward and backward.  Fused scale, mask and softmax: scores written (2), read and written
-by softmax (4), dropout that reads, writes, keeps its mask (5) and draws its random numbers at half the bandwidth;
-backward the same tensors and the gradient of each.  An operator each: scores written (2), scaled and masked (4 + 4),
+by softmax (4), dropout that reads, writes and keeps its mask (5) at half the bandwidth, for it draws random numbers;
+backward gradients of dropout (5) and softmax (6), and the scores that four multiplications write and read (9).  An
+operator each: scores written (2), scaled and masked (4 + 4),
 cast to fp32 (6), softmax (8) and cast back (6), less what stays in cache; backward twice as much."""
 _SMALL_GEMM_SHARE = 0.6
 """Batched score multiplications reach less of the rate than one large GEMM (inner width is one head)."""

@@ -122,17 +122,15 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     half_outside = np.minimum(
         constants.network_half_message_bytes * (1.0 + doublings), constants.network_half_message_cap_bytes
     )
-    gathered, reduced = _across_nodes(context, nodes, nic)
     if cluster.network_spans:
         # The sweep holds for messages as large as gradient buckets; below that the latency of the ring decides.
         half_outside = np.zeros(len(size))
-    fastest = inside / constants.fabric_bus_share
-    outside, reduce_outside = np.minimum(fastest, gathered * members), np.minimum(fastest, reduced * members)
+    outside = np.minimum(inside / constants.fabric_bus_share, _across_nodes(context, nodes) * members)
     pair = fabric.pair_bytes_per_s or fabric.bytes_per_s
     return Group(
         size=size.astype(float),
         bus_bytes_per_s=np.where(crosses, outside, inside),
-        reduce_bus_bytes_per_s=np.where(crosses, reduce_outside, reduce_inside),
+        reduce_bus_bytes_per_s=np.where(crosses, outside, reduce_inside),
         half_message_bytes=np.where(crosses, half_outside, constants.fabric_half_message_bytes),
         latency_s=np.where(crosses, ring, constants.fabric_latency_s),
         reduce_latency_s=np.where(crosses, tree, constants.fabric_latency_s),
@@ -144,22 +142,16 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     )
 
 
-def _across_nodes(context: CostContext, nodes: FloatArray, nic: float) -> tuple[FloatArray, FloatArray]:
-    """(ring, all-reduce) bandwidth per member of groups over that many nodes: measured where the network was swept, else
-    that of the NICs."""
+def _across_nodes(context: CostContext, nodes: FloatArray) -> FloatArray:
+    """Large-message bandwidth per member of groups over that many nodes: measured where the network was swept (all-reduce;
+    gathers inside training steps reach as much), else that of the NICs."""
     cluster = context.cluster
     if not cluster.network_spans:
-        return np.full(len(nodes), nic), np.full(len(nodes), nic)
+        return np.full(len(nodes), _nic_bytes_per_s(context))
     swept = np.log2([span.nodes for span in cluster.network_spans])
-
-    def per_member(whole_node: list[float]) -> FloatArray:
-        bus = np.exp(np.interp(np.log2(nodes), swept, np.log(whole_node)))
-        return np.asarray(bus / cluster.gpus_per_node / cluster.oversubscription)
-
-    return (
-        per_member([span.all_gather_bus_bytes_per_s for span in cluster.network_spans]),
-        per_member([span.all_reduce_bus_bytes_per_s for span in cluster.network_spans]),
-    )
+    bus = np.log([span.bus_bytes_per_s for span in cluster.network_spans])
+    whole_node = np.exp(np.interp(np.log2(nodes), swept, bus))
+    return np.asarray(whole_node / cluster.gpus_per_node / cluster.oversubscription)
 
 
 def _fabric_bus(context: CostContext, members: FloatArray) -> tuple[FloatArray, FloatArray]:

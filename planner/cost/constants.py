@@ -117,7 +117,9 @@ def _document() -> dict[str, Any]:
 def published_constants() -> ConstantTable:
     """The values of constants.yaml."""
     values = {
-        name: {key: float(value["value"] if isinstance(value, dict) else value) for key, value in entry["values"].items()}
+        name: {
+            key: float(value["value"] if isinstance(value, dict) else value) for key, value in entry["values"].items()
+        }
         for name, entry in _document().items()
     }
     return ConstantTable(values)

@@ -180,9 +180,7 @@ def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     pair = np.where(
         work.batch.sequence_parallel, 2.0 * groups.tensor.all_gather_s(full), groups.tensor.all_reduce_s(full)
     )
-    if context.cluster.ring_step_s is not None:
-        # Nothing else travels while a block waits, so that a ring over the network also shows its latency.
-        pair = pair + 2.0 * groups.tensor.crosses * groups.tensor.latency_s
+    pair = pair + 2.0 * _ring_wait_s(work, groups)
     exposed = blocks * pair * (1.0 - work.tensor_overlap)
     expert = work.zeros()
     if kind[1] == "moe" and context.model.moe is not None:
@@ -258,13 +256,21 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
 
 
 def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
-    """Launch-bound time of one layer; collectives can hold up the host on the way."""
+    """Launch-bound time of one layer; collectives can hold up the host on the way, as can rings over the network."""
     constants, habits = work.context.constants, work.context.backend.habits
     floor = habits.kernels_per_layer * constants.launch_s
     if kind[1] == "moe":
         floor = floor + constants.moe_host_s
     held_up = np.where((work.tp > 1) & (groups.pipeline.crosses > 0), work.tp * constants.staged_collective_host_s, 0.0)
-    return np.asarray(floor + held_up)
+    return np.asarray(floor + held_up + 8.0 * _ring_wait_s(work, groups))
+
+
+def _ring_wait_s(work: Work, groups: Groups) -> FloatArray:
+    """What a tensor-parallel ring over the network takes beyond its bytes, where that was measured: nothing else travels
+    while a block waits."""
+    if work.context.cluster.ring_step_s is None:
+        return work.zeros()
+    return np.asarray(groups.tensor.crosses * groups.tensor.latency_s)
 
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:

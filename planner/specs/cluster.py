@@ -105,12 +105,10 @@ class Accelerator(Spec):
 
 
 class NetworkSpan(Spec):
-    """Bus bandwidth of one group that takes all GPUs of some nodes, 1 GiB messages."""
+    """Large-message bus bandwidth of a group that takes all GPUs of that many nodes."""
 
     nodes: int = Field(gt=1)
-    all_reduce_bus_bytes_per_s: float = Field(ge=1_000)
-    all_gather_bus_bytes_per_s: float = Field(ge=1_000)
-    """The same of reduce-scatter."""
+    bus_bytes_per_s: float = Field(ge=1_000)
 
 
 class System(Sourced):

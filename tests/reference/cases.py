@@ -55,7 +55,7 @@ def reference_cluster(gpu: str, gpus: int, gpus_per_node: int) -> Cluster:
 def _run(case: dict[str, Any]) -> MeasuredRun:
     backend = get_backend(case["backend"])
     if not case["tp_comm_overlap"]:
-        backend = backend.with_habits(tensor_parallel_overlap=0.0)
+        backend = backend.with_habits(tensor_parallel_overlap=False)
     if case.get("compiled"):
         # torch.compile fuses the elementwise kernels of a block and no longer saves their intermediates.
         backend = backend.with_habits(fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)

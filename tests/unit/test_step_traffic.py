@@ -129,7 +129,7 @@ def test_neighbours_exchange_faster_on_pcie() -> None:
 
 def test_switch_reduces_for_plain_tensor_parallelism() -> None:
     """Without sequence parallelism the switch adds up: 480 against 370 GB/s on eight H100."""
-    backend = get_backend("megatron").with_habits(tensor_parallel_overlap=0.0)
+    backend = get_backend("megatron").with_habits(tensor_parallel_overlap=False)
     context = question("llama-3-70b", machines("h100", 8), backend, seq_len=4096)
     plain, split = (step(context, tp=8, sequence_parallel=sp).layers[0] for sp in (False, True))
     ratio = plain.named("tensor-parallel traffic").forward[0] / split.named("tensor-parallel traffic").forward[0]
