@@ -9,7 +9,6 @@ from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, stack_named
 from planner.specs.cluster import Cluster
 from planner.specs.measurement import MeasuredRun
 
-
 _KERNELS: dict[str, dict[str, Any]] = {
     "fused": {"score_kernel": "fused"},
     "flash_attentionv1.0.8": {"attention_kernel": "flash1"},

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-
 import numpy as np
 
-from planner.backends.base import Backend, Habits, RecomputeKind, StateBytes
+from planner.backends.base import Backend, RecomputeKind, StateBytes
 from planner.backends.deepspeed import DeepSpeed
 from planner.backends.fsdp import Fsdp
 from planner.backends.megatron import GRADIENT_BYTES, NONE, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
@@ -19,7 +18,6 @@ from planner.specs.batch import BoolArray, IntArray, StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
-
 
 FUSED_NORM_BYTES = 4.0
 """Memory traffic of a norm in one kernel per hidden element, forward: read 2, write 2."""

@@ -143,8 +143,8 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
 
 
 def _across_nodes(context: CostContext, nodes: FloatArray) -> FloatArray:
-    """Large-message bandwidth per member of groups over that many nodes: measured where the network was swept (all-reduce;
-    gathers inside training steps reach as much), else that of the NICs."""
+    """Large-message bandwidth per member of groups over that many nodes: where the network was swept the measured one
+    (all-reduce; gathers inside training steps reach as much), else that of the NICs."""
     cluster = context.cluster
     if not cluster.network_spans:
         return np.full(len(nodes), _nic_bytes_per_s(context))

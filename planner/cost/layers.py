@@ -266,8 +266,8 @@ def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
 
 
 def _ring_wait_s(work: Work, groups: Groups) -> FloatArray:
-    """What a tensor-parallel ring over the network takes beyond its bytes, where that was measured: nothing else travels
-    while a block waits."""
+    """What a tensor-parallel ring over the network takes beyond its bytes, where that was measured: nothing else
+    travels while a block waits."""
     if work.context.cluster.ring_step_s is None:
         return work.zeros()
     return np.asarray(groups.tensor.crosses * groups.tensor.latency_s)
