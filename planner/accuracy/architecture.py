@@ -140,7 +140,9 @@ def _hybrid(model: MeasuredModel, known: ModelSpec | None) -> ModelSpec:
     if isinstance(moe, MoeSpec):
         latent = _number(text, r"latent(?: size)? (\d+)", 0)
         fields["moe"] = moe.model_copy(update={"latent": latent, "dense_first": 0, "every": 1, "offset": 0})
-    return _checked(fields | {"pattern": pattern, "mamba": _mamba(text, model), "attention": "hybrid", "position": "none"})
+    # Every block of a pattern is one mixer or one MLP, behind one norm.
+    blocks = {"pattern": pattern, "mamba": _mamba(text, model), "attention": "hybrid", "norms_per_layer": 1}
+    return _checked(fields | blocks | {"position": "none"})
 
 
 def _pattern(text: str, layers: int) -> str | None:
@@ -149,13 +151,12 @@ def _pattern(text: str, layers: int) -> str | None:
         if len(found) == layers:
             return str(found)
     counts = {
-        letter: _number(text, rf"(\d+) {word}", 0) for letter, word in (("M", "mamba"), ("-", "mlp"), ("*", "attention"))
+        letter: _number(text, rf"(\d+) {word}", 0)
+        for letter, word in (("M", "mamba"), ("-", "mlp"), ("*", "attention"))
     }
     if sum(counts.values()) != layers or not counts["M"]:
         return None
-    slots = sorted(
-        ((index + 0.5) / count, letter) for letter, count in counts.items() for index in range(count)
-    )
+    slots = sorted(((index + 0.5) / count, letter) for letter, count in counts.items() for index in range(count))
     return "".join(letter for _, letter in slots)
 
 
@@ -164,7 +165,11 @@ def _mamba(text: str, model: MeasuredModel) -> MambaSpec:
     head_dim = _number(text, r"heads \d+ x (\d+)", 64)
     heads = _number(text, r"(?:heads|mamba2) (\d+)", 0) or 2 * (model.hidden or 0) // head_dim
     return MambaSpec(
-        heads=heads, head_dim=head_dim, groups=_number(text, r"groups (\d+)", 8), state=_number(text, r"state (\d+)", 128), conv=4
+        heads=heads,
+        head_dim=head_dim,
+        groups=_number(text, r"groups (\d+)", 8),
+        state=_number(text, r"state (\d+)", 128),
+        conv=4,
     )
 
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from planner.accuracy.architecture import model_of
 from planner.accuracy.machines import cluster_of
+from planner.accuracy.memory_layout import offloaded_share, optimizer_instances
 from planner.accuracy.settings import Recomputation, precision_of, recomputations_of
 from planner.accuracy.skip import Skip
 from planner.accuracy.stack import stack_of
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
-from planner.specs.batch import SCHEDULES, StrategyBatch
+from planner.specs.batch import DEVICES, SCHEDULES, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun, MemoryKind
 from planner.specs.model import ModelSpec
@@ -69,8 +70,8 @@ def interpret(run: MeasuredRun) -> Case:
     """The case of a record; raises Skip with the reason where it cannot be priced."""
     model, assumed = model_of(run.model)
     cluster, _ = cluster_of(run.hardware)
-    stack, known = stack_of(run, cluster)
     precision, said = precision_of(run.run, cluster)
+    stack, known = stack_of(run, precision)
     assumed = assumed + said
     degrees = _degrees(run.run, model, cluster.gpus)
     timed = run.run.global_batch is not None
@@ -79,7 +80,7 @@ def interpret(run: MeasuredRun) -> Case:
         seq_len=run.model.seq_len or model.max_seq,
         global_batch=global_batch,
         precision=precision,
-        flash_attention=_flash(run.run, stack),
+        flash_attention=not stack.habits.stores_scores if run.run.flash_attention is None else run.run.flash_attention,
     )
     recomputations = recomputations_of(run.run, model, stack)
     if len(recomputations) > 1:
@@ -89,11 +90,6 @@ def interpret(run: MeasuredRun) -> Case:
     batch, left_open = _batch(run.run, context, degrees, recomputations)
     kind, rank = memory_figure(run, stack.name)
     return Case(run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed)
-
-
-def _flash(run: MeasuredConfiguration, stack: Backend) -> bool:
-    """Whether scores stay on chip; what the stack does where the record does not say."""
-    return stack.habits.flash_by_default if run.flash_attention is None else run.flash_attention
 
 
 _STACKS: dict[tuple[object, ...], Backend] = {}
@@ -140,7 +136,7 @@ def _batch(
         stages = layers // degrees.pp
         chunks = tuple(size for size in range(1, stages + 1) if layers % (degrees.pp * size) == 0) or (1,)
         said.append("virtual stages not stated: the fastest")
-    if degrees.pp * chunks[0] > layers or degrees.pp == 1:
+    if degrees.pp == 1 or context.backend.default_layout(context.model, degrees.pp, chunks[0]) is None:
         chunks = (1,)
     rows = [
         _row(run, context, degrees, size, vpp, index, choice.layers)
@@ -169,7 +165,8 @@ def _row(
         # A framework without stage 2 that is said to shard gradients reduces them into shards once a step.
         zero = min(zero, max(context.backend.zero_stages))
     sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
-    shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp
+    offloaded = offloaded_share(run)
+    shard = int(run.extra.get("fsdp_size") or 0) or degrees.dp * degrees.cp // optimizer_instances(run)
     return StrategyBatch(
         tp=one(degrees.tp),
         sequence_parallel=np.array([sequence_parallel]),
@@ -186,8 +183,8 @@ def _row(
         micro_batch=one(micro_batch),
         recompute_kind=one(recompute_kind),
         recompute_layers=one(recompute_layers),
-        offload_optimizer=np.array([0.0]),
-        offload_device=one(0),
+        offload_optimizer=np.array([offloaded]),
+        offload_device=one(DEVICES.index("cpu" if offloaded else "none")),
         offload_parameters=one(0),
         stage_layers=np.array([layout], dtype=np.int64),
     )

@@ -73,7 +73,7 @@ def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -
     for index, case in zip(indices, cases, strict=True):
         rows = np.arange(start, start + len(case.batch))
         start += len(case.batch)
-        row = _chosen(rows, step, peak, fit)
+        row = _chosen(rows, step, peak, context.memory_limit_bytes)
         figure = memory[case.memory_kind][row]
         rank = {"first": figure[0], "last": figure[-1]}.get(case.memory_rank, figure.max())
         predictions[index] = Prediction(
@@ -82,7 +82,8 @@ def _group(cases: list[Case], indices: list[int], table: ConstantTable | None) -
     return predictions
 
 
-def _chosen(rows: np.ndarray, step: np.ndarray, peak: np.ndarray, fit: np.ndarray) -> int:  # type: ignore[type-arg]
-    """The fastest setting that fits, else the one that needs least memory."""
-    fitting = rows[fit[rows]]
+def _chosen(rows: np.ndarray, step: np.ndarray, peak: np.ndarray, limit: float) -> int:  # type: ignore[type-arg]
+    """The fastest setting that fits by the point estimate (the run is known to have started), else the one that needs
+    least memory."""
+    fitting = rows[peak[rows] <= limit]
     return int(fitting[np.argmin(step[fitting])] if len(fitting) else rows[np.argmin(peak[rows])])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.accuracy.skip import Skip
 from planner.backends import megatron
-from planner.backends.base import Backend, RecomputeKind
+from planner.backends.base import Backend, RecomputeKind, Tensor
 from planner.specs.batch import EVERY_LAYER
 from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
@@ -37,6 +37,19 @@ def precision_of(run: MeasuredConfiguration, cluster: Cluster) -> tuple[Precisio
     raise Skip(f"unknown precision {words[:20]!r}")
 
 
+_OFFLOADED: dict[str, tuple[Tensor, ...]] = {
+    "attn_norm": ("norm_input",),
+    "mlp_norm": ("norm_input",),
+    "qkv_linear": ("norm_output", "latent"),
+    "core_attn": ("qkv",),
+    "attn_proj": ("attention_output",),
+    "expert_fc1": ("router",),
+    "moe_act": ("mlp_up",),
+    "fused_group_mlp": ("router", "mlp_up", "mlp_act"),
+}
+"""Saved tensors that offloading the inputs of one of Megatron's modules moves (fine_grained_activation_offload)."""
+
+
 @dataclass(frozen=True)
 class Recomputation:
     """A recompute kind and how many layers of a stage it covers."""
@@ -47,11 +60,15 @@ class Recomputation:
 
 def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     """What the record says, or every choice worth considering where it says nothing."""
+    return tuple(_with_offload(choice, run) for choice in _recomputations(run, model, stack))
+
+
+def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     offered = {kind.mode: kind for kind in stack.recompute_kinds(model, _job_like(run))}
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
     selective = offered.get("selective")
     words = (run.recompute or "").strip().lower()
-    if not words:
+    if not words or "solver" in words:
         return (none, full) if "full" in offered else (none,)
     if words.startswith("none"):
         return (none,)
@@ -65,6 +82,21 @@ def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backe
             return (Recomputation(selective),)
         return (Recomputation(megatron.CORE_ATTENTION),)
     raise Skip(f"unknown recomputation {words[:30]!r}")
+
+
+def _with_offload(choice: Recomputation, run: MeasuredConfiguration) -> Recomputation:
+    """The choice without the activations that the run keeps in host memory: tensors of named modules ("fine-grained
+    activations: expert_fc1"), or whole layers ("activations of 40 layers per GPU to CPU")."""
+    words = (run.offload or "").lower()
+    whole = re.search(r"activations of (\d+) layers", words)
+    if whole is not None and choice.kind.mode == "none":
+        return Recomputation(RecomputeKind("offloaded", "selective", (), megatron.EVERYTHING), int(whole[1]))
+    modules = re.findall(r"\w+", words.partition("activations:")[2])
+    gone = frozenset(tensor for name in modules for tensor in _OFFLOADED.get(name, ()))
+    if not gone or choice.kind.mode == "full":
+        return choice
+    kind = choice.kind
+    return replace(choice, kind=replace(kind, id=f"{kind.id}+offload", mode="selective", drops=kind.drops | gone))
 
 
 def _covered(words: str, model: ModelSpec, run: MeasuredConfiguration) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.accuracy.memory_layout import memory_habits
 from planner.backends.base import Backend
 from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, stack_named
-from planner.specs.cluster import Cluster
+from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredRun
 
 _KERNELS: dict[str, dict[str, Any]] = {
@@ -17,7 +18,7 @@ _KERNELS: dict[str, dict[str, Any]] = {
 """What the kernels of a layout study replace, by the names of its sheets."""
 
 
-def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
+def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
     """The stack, and whether its framework is one of those that were measured."""
     config = run.run
     stack, known = stack_named(config.framework or "")
@@ -26,7 +27,8 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
     if stack.name == "megatron" and config.flash_attention is False:
         stack = STACKS["megatron-2021"]
     if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
-        stack = STACKS["torchtitan-compiled"]
+        traced = "trace" in str(config.extra["compile"])
+        stack = STACKS["torchtitan-traced" if traced else "torchtitan-compiled"]
     changes: dict[str, Any] = {}
     recipes = (config.framework or "").lower().startswith(("nemo", "megatron-bridge"))
     overlap = config.overlap.tp_comm
@@ -34,4 +36,5 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
         changes["tensor_parallel_overlap"] = False
     if stack.name == "aleph-alpha":
         changes |= _KERNELS.get(str(config.extra.get("kernel") or ""), {})
+    changes |= memory_habits(config, stack, precision)
     return (stack.with_habits(**changes) if changes else stack), known

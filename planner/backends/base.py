@@ -29,6 +29,7 @@ Tensor = Literal[
     "latent",  # compressed query and key/value of latent attention
     "mlp_up",  # output of the gate and up (or the first) matrix
     "mlp_act",  # activation function output, input of the down matrix
+    "dropout_masks",
     "router",
     "mixer_state",  # everything a Mamba or delta-net mixer saves
 ]
@@ -110,6 +111,16 @@ class StateBytes:
 
 
 @dataclass(frozen=True)
+class StateFormat:
+    """Bytes per parameter of the three kinds of state, before any sharding."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """Master weights and moments."""
+
+
+@dataclass(frozen=True)
 class BufferContext:
     """What the size of a framework's working buffers depends on; arrays of length N, counts of parameters per rank
     after tensor- and expert-parallel splitting, before data-parallel sharding."""
@@ -183,8 +194,6 @@ class Habits:
     PyTorch and Hugging Face models call, which leaves part of newer hardware unused, or its first version."""
     score_kernel: ScoreKernel = "fused"
     """Where scores are materialised: scale, mask and softmax in one kernel (Megatron-LM), or an operator each."""
-    flash_by_default: bool = True
-    """Attention is not materialised in a published run that does not say."""
     norm_bytes: float | None = None
     """Memory traffic of one norm per hidden element, forward; None: one fused pass, times the eager factor of unfused
     kernels."""
@@ -200,6 +209,39 @@ class Habits:
     overlap_buffers: float = 4.0
     """Permanent copies of a micro-batch's hidden states where tensor-parallel traffic is overlapped: Transformer
     Engine keeps one for each of the gathers and scatters in flight."""
+    dropout: bool = field(default=False, kw_only=True)
+    """Trained with dropout: every dropout keeps a one-byte mask, and attention that stores its scores a dropped copy
+    of them."""
+    fused_gradient_accumulation: bool = field(default=True, kw_only=True)
+    """Weight-gradient matrix multiplications add into the fp32 buffer and leave a dummy gradient of each shape
+    (Megatron)."""
+    transformer_engine: bool = field(default=False, kw_only=True)
+    """Matrix multiplications go through Transformer Engine, which holds workspaces of its own."""
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = field(default="auto", kw_only=True)
+    """Attention kernel that Transformer Engine is told to use; auto: its own choice."""
+    fused_activation: bool = field(default=True, kw_only=True)
+    """The activation function of experts and its product with the router's probability are one kernel."""
+    deterministic: bool = field(default=False, kw_only=True)
+    """Kernels that give the same bits every time, which take larger workspaces."""
+    interleaving_group: int | None = field(default=None, kw_only=True)
+    """Micro-batches that pass one chunk before the next begins (interleaved schedule); None: as many as stages."""
+    eager_copies: bool = field(default=False, kw_only=True)
+    """Unfused blocks save a tensor on both sides of an elementwise step: queries, keys and values of the rotary
+    embedding, the attention output of its change of layout, the activation of its product with the gate."""
+    eager_norms: bool = field(default=False, kw_only=True)
+    """Norms run as plain tensor operations and save an fp32 copy and the normalised tensor."""
+    score_bytes: float = field(default=2.0, kw_only=True)
+    """Saved bytes per attention score where scores are stored, without dropout."""
+    gathered_logit_bytes: float = field(default=0.0, kw_only=True)
+    """More bytes per logit where tp ranks gather their parts of the vocabulary for the loss."""
+    stores_scores: bool = field(default=False, kw_only=True)
+    """Attention materialises its scores unless the job says otherwise."""
+    keeps_stage_outputs: bool = field(default=False, kw_only=True)
+    """Each pipeline stage holds its output of every micro-batch in flight (Megatron-LM frees it once it is sent)."""
+    even_in_flight: bool = field(default=False, kw_only=True)
+    """Zero-bubble schedules are searched for under one memory limit: every rank fills up to what rank 0 needs."""
+    state_format: StateFormat | None = field(default=None, kw_only=True)
+    """Number formats of the states where the run states its own; None: what the framework does by default."""
 
 
 class Backend(ABC):

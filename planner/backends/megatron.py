@@ -1,10 +1,10 @@
 """Megatron-LM: tensor, sequence, context, pipeline and expert parallelism with the distributed optimizer.
 
 Plans run with pretrain_gpt.py and Transformer Engine.  Choices that the written arguments fix, and that memory and
-time depend on: gradients accumulate in fp32, the loss uses the native fused cross entropy
-(--cross-entropy-loss-fusion) unless the job asks for the eager one, ring context parallelism (p2p), grouped GEMM with
-the all-to-all dispatcher, and fp8 with current scaling on Hopper and mxfp8 on Blackwell: delayed scaling would forbid
-recomputing norms and expert activations.
+time depend on: gradients accumulate in fp32, the loss uses Transformer Engine's fused cross entropy
+(--cross-entropy-loss-fusion --cross-entropy-fusion-impl te) unless the job asks for the eager one, ring context
+parallelism (p2p), grouped GEMM with the all-to-all dispatcher, and fp8 with current scaling on Hopper and mxfp8 on
+Blackwell: delayed scaling would forbid recomputing norms and expert activations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from planner.backends.base import Backend, BufferContext, Habits, OffloadChoice, RecomputeKind, StateBytes, Tensor
+from planner.backends.base import (
+    Backend,
+    BufferContext,
+    Habits,
+    OffloadChoice,
+    RecomputeKind,
+    StateBytes,
+    StateFormat,
+    Tensor,
+)
 from planner.backends.megatron_rules import RULES
 from planner.backends.rule_kit import divisors
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
@@ -27,15 +36,40 @@ WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 3.2}
 """fp8 on Hopper: the bf16 weight plus cached row-wise and transposed fp8 copies (mxfp8 on Blackwell holds two copies
 as well); nvfp4 holds two copies of half a byte with a scale every 16 elements."""
 GRADIENT_BYTES = {"bf16": 4.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 4.0}
-OPTIMIZER_BYTES = {"bf16": 12.0, "fp16": 16.0, "fp32": 8.0, "fp8": 12.0, "nvfp4": 12.0}
-"""fp32 master weights and two moments; fp16 adds an fp32 copy of the gradients; fp32 weights need no master."""
+OPTIMIZER_BYTES = {"bf16": 12.0, "fp16": 12.0, "fp32": 8.0, "fp8": 12.0, "nvfp4": 12.0}
+"""fp32 master weights and two moments; fp32 weights need no master."""
+FP32_GRADIENT_COPY_BYTES = 4.0
+"""The optimizer copies gradients that are not fp32 into that format, and frees the copy before the next forward
+pass."""
+MASTER_BYTES = 4.0
+"""Of these, the fp32 master weights."""
 OFFLOAD_HOST_BYTES = 20.0
 """HybridDeviceOptimizer: pinned bf16 weight and gradient (4), their fp32 copies (8), two fp32 moments (8)."""
 
-EAGER_LOSS_BYTES = 10.0
-FUSED_LOSS_BYTES = 4.0
-"""Per logit: 4 fitted on 19 measured runs with the fused loss; 8 to 10 for bf16 logits, fp32 softmax and bf16
-gradient unfused."""
+UNFUSED_LOSS_BYTES = 6.0
+"""Per logit: bf16 logits and the fp32 copy that becomes softmax and gradient in place (2 + 4).  Measured by
+Megatron-LM's functional tests, as is the next."""
+NATIVE_LOSS_BYTES = 10.0
+"""--cross-entropy-fusion-impl native: the compiled functions cannot work in place and hold a second fp32 copy."""
+TE_LOSS_BYTES = 4.0
+"""--cross-entropy-fusion-impl te: bf16 logits overwritten by their gradient, and one bf16 copy (19 measured runs of
+SimuMax)."""
+
+
+def loss_bytes(job: Job) -> float:
+    """Bytes per logit as plans run it."""
+    return UNFUSED_LOSS_BYTES if job.loss == "eager" else TE_LOSS_BYTES
+
+
+def unfused_loss_bytes(_job: Job) -> float:
+    """Bytes per logit without --cross-entropy-loss-fusion."""
+    return UNFUSED_LOSS_BYTES
+
+
+def native_loss_bytes(_job: Job) -> float:
+    """Bytes per logit with --cross-entropy-fusion-impl native."""
+    return NATIVE_LOSS_BYTES
+
 
 EVERYTHING: frozenset[Tensor] = frozenset(get_args(Tensor))
 
@@ -110,11 +144,14 @@ def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
 def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     """The kind that recomputes any combination of Megatron's selective modules, by their configuration names.
 
-    ``moe`` covers everything inside the block; names without a counterpart in the cost model save and repeat nothing.
+    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only, of which a mixture of experts has next
+    to none; names without a counterpart in the cost model save and repeat nothing.
     """
     norms = _norm_kind(0.0 if model.mla is not None else 0.5)
     known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, norms)}
     inside = {"moe_act", "shared_experts"} if "moe" in modules else set()
+    if model.moe is not None:
+        inside |= {"mlp"}
     chosen = [known[name] for name in modules if name in known and name not in inside]
     return _joined(*chosen) if chosen else NONE
 
@@ -136,7 +173,7 @@ class Megatron(Backend):
         # --tp-comm-overlap: user buffers hide the gathers and most of the scatters.
         tensor_parallel_overlap=True,
         fused_kernels=True,
-        loss_bytes_per_logit=lambda job: EAGER_LOSS_BYTES if job.loss == "eager" else FUSED_LOSS_BYTES,
+        loss_bytes_per_logit=loss_bytes,
         activation_overhead=1.0,
         loss_vocab_parallel=True,
         embedding_vocab_parallel=True,
@@ -148,6 +185,7 @@ class Megatron(Backend):
         # Median of 43 measured runs with expandable segments, which the written environment sets.
         allocator_factor=1.04,
         attention_kernel="vendor",
+        transformer_engine=True,
         expert_dispatch="once-per-domain",
     )
 
@@ -195,20 +233,29 @@ class Megatron(Backend):
         larger = set(middle_first[:extra])
         return tuple(layers + (stage in larger) for stage in range(stages))
 
+    def state_format(self, job: Job) -> StateFormat:
+        """Bytes per parameter of weights, gradients and optimizer, as the run states them or for its precision."""
+        return self.habits.state_format or StateFormat(
+            WEIGHT_BYTES[job.precision], GRADIENT_BYTES[job.precision], OPTIMIZER_BYTES[job.precision]
+        )
+
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         ones = np.ones(len(batch))
         spread = np.where(batch.zero_stage >= 1, shard, 1).astype(np.float64)
-        optimizer = OPTIMIZER_BYTES[job.precision] / spread
+        stored = self.state_format(job)
+        optimizer = stored.optimizer / spread
         return StateBytes(
-            weights=WEIGHT_BYTES[job.precision] * ones,
-            gradients=GRADIENT_BYTES[job.precision] * ones,
+            weights=stored.weights * ones,
+            gradients=stored.gradients * ones,
             optimizer=optimizer,
             offloadable=optimizer,
             host=OFFLOAD_HOST_BYTES / spread,
-            step_temporary=0.0 * ones,
+            step_temporary=(FP32_GRADIENT_COPY_BYTES if stored.gradients < 4.0 else 0.0) / spread,
         )
 
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Fused gradient accumulation leaves one dummy gradient of each distinct weight shape alive."""
+        if not self.habits.fused_gradient_accumulation:
+            return {}
         width = 4.0 if context.job.precision == "fp32" else 2.0
         return {"dummy weight gradients": width * context.distinct_weight_params}

@@ -10,17 +10,48 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.backends.base import Backend, RecomputeKind, StateBytes
-from planner.backends.deepspeed import DeepSpeed
+from planner.backends.base import Backend, BufferContext, RecomputeKind, StateBytes
+from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
 from planner.backends.fsdp import Fsdp
-from planner.backends.megatron import GRADIENT_BYTES, NONE, OPTIMIZER_BYTES, WEIGHT_BYTES, Megatron
-from planner.specs.batch import BoolArray, IntArray, StrategyBatch
+from planner.backends.megatron import (
+    GRADIENT_BYTES,
+    NONE,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    Megatron,
+    unfused_loss_bytes,
+)
+from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 
+FRAGMENTED = 1.10
+"""Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1."""
+
+
 FUSED_NORM_BYTES = 4.0
 """Memory traffic of a norm in one kernel per hidden element, forward: read 2, write 2."""
+
+
+GATHERED_LOGIT_BYTES = 12.0
+"""The parts that the ranks gathered, their concatenation, and the whole gradient before it is split again, in fp32;
+the out-of-memory boundary of Aleph Alpha's grids asks for 10 to 14."""
+
+
+def eager_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of an eager loss: bf16 logits, fp32 copy, log-softmax and fp32 gradient."""
+    return EAGER_LOSS_BYTES
+
+
+def fused_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of a fused loss: bf16 logits and their bf16 gradient."""
+    return 4.0
+
+
+def chunked_loss_bytes(_job: Job) -> float:
+    """Bytes per logit of a loss in chunks: one of eight at a time, eagerly."""
+    return EAGER_LOSS_BYTES / 8.0
 
 
 def _states(batch: StrategyBatch, shard: IntArray, weights: float, gradients: float, optimizer: float) -> StateBytes:
@@ -36,7 +67,15 @@ class Megatron2021(Megatron):
 
     name = "megatron-2021"
     title = "Megatron-LM before Transformer Engine"
-    habits = replace(Megatron.habits, tensor_parallel_overlap=False, attention_kernel="flash2", flash_by_default=False)
+    habits = replace(
+        Megatron.habits,
+        tensor_parallel_overlap=False,
+        attention_kernel="flash2",
+        stores_scores=True,
+        transformer_engine=False,
+        # Its fused weight gradients leave no dummies.
+        fused_gradient_accumulation=False,
+    )
 
 
 class MegatronDeepSpeed(Megatron2021):
@@ -44,9 +83,29 @@ class MegatronDeepSpeed(Megatron2021):
 
     name = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
-    # BLOOM's runs set CUDA_LAUNCH_BLOCKING=1 against hangs; MT-NLG's take as long between kernels.  A layer has 30
-    # kernels forward and 60 backward.
-    habits = replace(Megatron2021.habits, fused_kernels=False, blocking_launches=True, kernels_per_layer=90)
+    habits = replace(
+        Megatron2021.habits,
+        fused_kernels=False,
+        dropout=True,
+        keeps_stage_outputs=True,
+        loss_bytes_per_logit=unfused_loss_bytes,
+        allocator_factor=FRAGMENTED,
+        # BLOOM's runs set CUDA_LAUNCH_BLOCKING=1 against hangs; MT-NLG's take as long between kernels.  A layer has 30
+        # kernels forward and 60 backward.
+        blocking_launches=True,
+        kernels_per_layer=90,
+    )
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Master weights, fp32 gradients and two moments over the shard (deepspeed/runtime/zero/stage_1_and_2.py); the
+        bf16 optimizer accumulates whole fp32 gradients instead (deepspeed/runtime/bf16_optimizer.py)."""
+        if job.precision == "bf16":
+            return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
+        return _states(batch, shard, 2.0, 2.0, 16.0)
+
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        bucket = np.where(context.batch.zero_stage >= 1, 2.0 * MAX_BUCKET, 0.0)
+        return {"reduce bucket": bucket, "all-gather bucket": bucket}
 
 
 class AlephAlpha(Megatron):
@@ -68,6 +127,13 @@ class AlephAlpha(Megatron):
         gradient_add_bytes=12.0,
         # Not documented: step times from 32 to 256 GPUs ask for the bandwidth of messages this small.
         bucket_params=1e6,
+        loss_bytes_per_logit=eager_loss_bytes,
+        gathered_logit_bytes=GATHERED_LOGIT_BYTES,
+        eager_copies=True,
+        transformer_engine=False,
+        fused_gradient_accumulation=False,
+        # Published are only runs that did or did not fit, and the allocator flushes its cache before it gives up.
+        allocator_factor=1.01,
     )
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
@@ -96,6 +162,10 @@ class Nanotron(Megatron):
         tensor_parallel_overlap=True,
         overlap_buffers=1.0,
         kernels_per_layer=200,
+        loss_bytes_per_logit=eager_loss_bytes,
+        eager_copies=True,
+        transformer_engine=False,
+        fused_gradient_accumulation=False,
     )
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
@@ -115,7 +185,9 @@ class Nanotron(Megatron):
         return np.asarray((batch.tp > 1) & batch.sequence_parallel)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        return _states(batch, shard, 2.0, 4.0, 12.0)
+        """The bf16 gradient of every parameter stays beside its fp32 accumulator (nanotron/optim/
+        gradient_accumulator.py)."""
+        return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
 
 
 class ZeroBubble(Megatron2021):
@@ -123,6 +195,7 @@ class ZeroBubble(Megatron2021):
 
     name = "zero-bubble"
     title = "Megatron-LM, zero-bubble fork"
+    habits = replace(Megatron2021.habits, dropout=True, even_in_flight=True)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         """Its schedules split the backward pass, which leaves no place to repeat the forward one."""
@@ -159,6 +232,9 @@ class LlmFoundry(Fsdp):
 
     name = "llm-foundry"
     title = "llm-foundry (FSDP1)"
+    # MPT blocks have neither gate nor rotary embedding to save twice, their norms stay in 16 bits, and the loss is
+    # flash-attention's fused cross entropy (bf16 logits and gradient).
+    habits = replace(Fsdp.habits, activation_overhead=1.0, loss_bytes_per_logit=fused_loss_bytes)
 
 
 class Torchtitan(Fsdp):
@@ -167,6 +243,17 @@ class Torchtitan(Fsdp):
     name = "torchtitan"
     title = "torchtitan"
 
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Gradients are freed after every step: with one micro-batch those of the layers come to be while activations
+        go, so they count in the optimizer step (fused AdamW, no temporaries of its own) and not beside the loss."""
+        held = super().state_bytes(job, batch, shard)
+        single = job.global_batch <= batch.micro_batch * batch.dp
+        return replace(
+            held,
+            gradients=np.where(single, 0.0, held.gradients),
+            step_temporary=np.where(single, held.gradients, 0.0),
+        )
+
 
 class Compiled(Torchtitan):
     """The same with torch.compile: fused elementwise kernels, nothing saved twice."""
@@ -174,6 +261,27 @@ class Compiled(Torchtitan):
     name = "torchtitan-compiled"
     title = "torchtitan, compiled"
     habits = replace(Fsdp.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
+
+
+class Traced(Compiled):
+    """The same with the whole step traced into one graph: the loss runs in chunks."""
+
+    name = "torchtitan-traced"
+    title = "torchtitan, traced"
+    habits = replace(Compiled.habits, loss_bytes_per_logit=chunked_loss_bytes)
+
+
+class Transformers(Fsdp):
+    """Hugging Face Trainer with models loaded in bf16: no master weights, and moments in the format of the weights."""
+
+    name = "transformers"
+    title = "Hugging Face Trainer"
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        ones = np.ones(len(batch))
+        spread = np.where(batch.zero_stage >= 2, shard, 1).astype(np.float64)
+        states = 8.0 / spread
+        return StateBytes(2.0 / spread, 2.0 / spread, 4.0 / spread, states, states, 0.0 * ones)
 
 
 class ZeroOffload(DeepSpeed):
@@ -196,6 +304,8 @@ STACKS: dict[str, Backend] = {
         LlmFoundry(),
         Torchtitan(),
         Compiled(),
+        Traced(),
+        Transformers(),
         ZeroOffload(),
         Fsdp(),
         DeepSpeed(),
@@ -223,7 +333,7 @@ _FRAMEWORKS = (
     ("primus", "megatron"),
     ("internevo", "megatron"),
     ("xtuner", "fsdp"),
-    ("transformers", "fsdp"),
+    ("transformers", "transformers"),
     ("automodel", "fsdp"),
     ("deepspeed", "deepspeed"),
     ("colossalai", "zero3"),

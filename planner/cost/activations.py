@@ -10,19 +10,24 @@ import numpy as np
 from planner.backends.base import RecomputeKind, Tensor
 from planner.cost.context import Work
 from planner.cost.params import LayerKind
+from planner.cost.workspace import BEFORE_HOPPER
 from planner.specs.batch import FloatArray
 
-_SCORE_BYTES = 5.0
-"""Per score without flash attention: softmax output 2, dropout mask 1, dropped copy 2 (arXiv 2205.05198, section
-4.1)."""
+_DROPPED_SCORE_BYTES = 3.0
+"""Per score without flash attention and with dropout: mask 1 and dropped copy 2 beside the softmax output (arXiv
+2205.05198, section 4.1)."""
+_EAGER_NORM_BYTES = 6.0
+"""Per element of the input of an eager norm: its fp32 copy 4 and the normalised tensor before its scale 2."""
 _SAVED_SHARE = {"fp8": 0.5, "nvfp4": 0.28}
-"""Inputs of narrow matrix multiplications are kept in one byte (fp4: half a byte and scales) instead of two."""
+"""Transformer Engine keeps inputs of narrow matrix multiplications in one byte (fp4: half a byte and scales) instead of
+two; torchao keeps them in 16 bits and casts again (Float8Linear)."""
 
 
 def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     """Saved tensors of one layer of ``kind``, bytes, arrays of length N."""
     model, size = work.context.model, float(work.context.activation_bytes)
-    fp8 = _SAVED_SHARE.get(work.context.job.precision, 1.0)
+    engine = work.context.backend.habits.transformer_engine
+    fp8 = _SAVED_SHARE.get(work.context.job.precision, 1.0) if engine else 1.0
     inputs = min(model.norms_per_layer, 2)
     tensors: dict[Tensor, FloatArray] = {
         "norm_input": size * model.hidden * model.norms_per_layer * work.sp_tokens,
@@ -30,6 +35,11 @@ def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
         **_mixer_bytes(work, kind, size, fp8),
         **_mlp_bytes(work, kind, size, fp8),
     }
+    if work.context.backend.habits.eager_norms:
+        tensors["norm_output"] = tensors["norm_output"] + _EAGER_NORM_BYTES * model.hidden * inputs * work.sp_tokens
+    if work.context.backend.habits.dropout:
+        # One byte an element behind the attention and behind the MLP.
+        tensors["dropout_masks"] = float(inputs) * model.hidden * work.sp_tokens
     overhead = work.context.backend.habits.activation_overhead
     return {name: overhead * value for name, value in tensors.items()}
 
@@ -54,10 +64,30 @@ def _mixer_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[T
         if model.qk_norm != "none":
             # Queries and keys before their norm; values have none.
             tensors["qkv"] = tensors["qkv"] + size * (q / work.tp + kv) * work.tokens
-    tensors["attention_output"] = (fp8 * size * value + 4.0 * model.heads) * local
+    if work.context.backend.habits.eager_copies:
+        tensors["qkv"] = 2.0 * tensors["qkv"]
+    copies = 1.0 if _sequence_first_attention(work) else 2.0
+    tensors["attention_output"] = (copies * fp8 * size * value + 4.0 * model.heads) * local
     if not work.context.job.flash_attention:
-        tensors["attention_scores"] = _SCORE_BYTES * model.heads * work.context.job.seq_len * local
+        score = work.context.backend.habits.score_bytes + (
+            _DROPPED_SCORE_BYTES if work.context.backend.habits.dropout else 0.0
+        )
+        tensors["attention_scores"] = score * model.heads * work.context.job.seq_len * local
     return tensors
+
+
+def _sequence_first_attention(work: Work) -> bool:
+    """Whether the attention kernel takes Megatron's sequence-first layout.
+
+    FlashAttention does not: its output stays saved in its own layout and, transposed, as the input of the projection.
+    Transformer Engine chooses it before Hopper, and after Hopper where kernels must be deterministic."""
+    habits, architecture = work.context.backend.habits, work.context.cluster.accelerator.architecture
+    if habits.eager_copies:
+        return not work.context.job.flash_attention
+    if not habits.transformer_engine or habits.attention_backend in ("fused", "unfused"):
+        return True
+    chosen = architecture in BEFORE_HOPPER or (habits.deterministic and architecture != "hopper")
+    return not (habits.attention_backend == "flash" or chosen) or not work.context.job.flash_attention
 
 
 def _mixer_width(work: Work, kind: LayerKind) -> float:
@@ -66,7 +96,7 @@ def _mixer_width(work: Work, kind: LayerKind) -> float:
     if kind[0] == "mamba" and model.mamba is not None:
         inner = model.mamba.heads * model.mamba.head_dim
         groups = 2 * model.mamba.groups * model.mamba.state
-        return (2 * inner + groups + model.mamba.heads) + (inner + groups) + 2 * inner
+        return (2 * inner + groups + model.mamba.heads) + (inner + groups) + inner
     if model.gdn is not None:
         qk, value = model.gdn.qk_heads * model.gdn.qk_dim, model.gdn.v_heads * model.gdn.v_dim
         return (2 * qk + 2 * value) + (2 * qk + value) + 2 * value
@@ -78,13 +108,20 @@ def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Ten
     up = 2.0 if model.gated_mlp else 1.0
     if kind[1] == "dense":
         elements = model.ffn * work.tokens / work.tp
-        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements}
+        # Eager blocks also save the activation before its product with the gate.
+        before_gate = size * elements if model.gated_mlp and work.context.backend.habits.eager_copies else 0.0
+        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements + before_gate}
     if kind[1] == "moe" and model.moe is not None:
         moe = model.moe
         elements = moe.expert_ffn * work.routed_rows / work.etp + moe.shared_ffn * work.tokens / work.tp
         # Router logits and probabilities in fp32, and the tokens in expert order (the experts' input).
         routing = 8.0 * moe.experts * work.sp_tokens + fp8 * size * (moe.latent or model.hidden) * work.routed_rows
-        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements, "router": routing}
+        if not work.context.backend.habits.fused_activation:
+            # The activation before its product with the probability is saved as well.
+            routing = routing + size * moe.expert_ffn * work.routed_rows / work.etp
+        # Expert tensor parallelism gathers the tokens, then sorts them by expert: both copies stay.
+        gathered = np.where(work.etp > 1, size * (moe.latent or model.hidden) * work.routed_rows, 0.0)
+        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements, "router": routing + gathered}
     return {}
 
 
@@ -122,5 +159,6 @@ def loss_transient_bytes(work: Work, vocab: FloatArray) -> FloatArray:
     padded rows."""
     habits, job = work.context.backend.habits, work.context.job
     split = work.tp if habits.loss_vocab_parallel else 1.0
-    logits = habits.loss_bytes_per_logit(job) * work.tokens * vocab / split
+    gathered = np.where(work.tp > 1, habits.gathered_logit_bytes, 0.0)
+    logits = (habits.loss_bytes_per_logit(job) + gathered) * work.tokens * vocab / split
     return logits + 2.0 * work.context.activation_bytes * work.context.model.hidden * work.tokens

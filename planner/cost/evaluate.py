@@ -14,7 +14,16 @@ from planner.cost.stage_model import StageModel, StageResult, assemble
 from planner.cost.step import Step
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 
-__all__ = ["CostContext", "Evaluation", "assembled", "evaluate", "fits", "layer_counts", "recomputed_counts", "stage_model"]
+__all__ = [
+    "CostContext",
+    "Evaluation",
+    "assembled",
+    "evaluate",
+    "fits",
+    "layer_counts",
+    "recomputed_counts",
+    "stage_model",
+]
 
 
 @dataclass(frozen=True)

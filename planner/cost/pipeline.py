@@ -38,10 +38,16 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     m = work.micro_batches[:, None]
     rank, vpp = np.arange(pp)[None, :], work.batch.vpp[:, None]
     one_forward = np.minimum(m, pp - rank)
-    chunks = 2 * (pp - rank - 1) + (vpp - 1) * pp + 1
+    group = work.context.backend.habits.interleaving_group or pp
+    chunks = 2 * (pp - rank - 1) + (vpp - 1) * group + 1
     interleaved = np.minimum(m * vpp, chunks) / vpp
     schedule = work.batch.schedule[:, None]
-    alive = np.where(schedule == INTERLEAVED, interleaved, one_forward)
+    # ZB-H2 starts forward passes until the first backward pass comes back, twice as many as 1F1B.
+    filled = np.minimum(m, 2 * (pp - rank) - 1)
+    if work.context.backend.habits.even_in_flight:
+        filled = np.minimum(m, 2 * pp + 0 * rank)
+        one_forward = np.where(schedule == ZB_H1, np.minimum(m, pp), one_forward)
+    alive = np.select([schedule == INTERLEAVED, schedule == ZB_H2], [interleaved, filled], one_forward)
     return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)
 
 

@@ -18,6 +18,7 @@ from planner.cost.optimizer import gpu_step_s, offload_extra_s
 from planner.cost.sharding import LayerTraffic, Weights, traffic
 from planner.cost.stage_model import StageModel
 from planner.cost.weights import Ends, layer_weights
+from planner.cost.workspace import workspace_bytes
 from planner.specs.batch import BoolArray, FloatArray
 from planner.units import GIB
 
@@ -179,7 +180,11 @@ class Step:
         hidden = self.work.tokens * context.model.hidden * context.activation_bytes
         copies = context.backend.habits.overlap_buffers
         overlap = np.where((self.work.tp > 1) & (self.work.tensor_overlap > 0), copies * hidden, 0.0)
-        return {**buffers, "tensor-parallel overlap buffers": overlap}
+        return {
+            **buffers,
+            "tensor-parallel overlap buffers": overlap,
+            "matrix library workspaces": workspace_bytes(self.work),
+        }
 
     @cached_property
     def tensors(self) -> tuple[dict[str, FloatArray], ...]:
@@ -228,6 +233,18 @@ class Step:
             return self.work.zeros()
         block = self.activation_bytes[:, context.kinds.index(context.model.layer_kinds()[-1])]
         return context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
+
+    @cached_property
+    def first_activation_bytes(self) -> FloatArray:
+        """What the first rank saves of a micro-batch beyond its layers: token ids, the mask of the embedding's dropout,
+        and the stage's output where the framework keeps it."""
+        context, habits = self.work.context, self.work.context.backend.habits
+        saved = 8.0 * self.work.tokens
+        if habits.dropout:
+            saved = saved + context.model.hidden * self.work.sp_tokens
+        if habits.keeps_stage_outputs and self.pp > 1:
+            saved = saved + activations.layer_input_bytes(self.work)
+        return saved
 
     @cached_property
     def device_overhead(self) -> FloatArray:
@@ -322,7 +339,7 @@ class Step:
             "last_offloadable_bytes": offloadable[-1],
             "layer_activation_bytes": self.activation_bytes,
             "recompute_saved_bytes": self.recompute_saved_bytes,
-            "first_activation_bytes": 8.0 * self.work.tokens,
+            "first_activation_bytes": self.first_activation_bytes,
             "in_flight": pipeline.in_flight(self.work, self.pp),
             "fixed_bytes": sum(self.buffers.values(), self.work.zeros()) + self.layer_transient,
             "last_fixed_bytes": np.maximum(self.loss_transient - self.layer_transient, 0.0)

@@ -166,8 +166,8 @@ def test_secondary_shard_is_a_node() -> None:
     [
         ("megatron", "bf16", {"zero_stage": 0}, 18),
         ("megatron", "bf16", {"zero_stage": 1, "shard_degree": 8}, 6 + 12 / 8),
-        ("megatron", "fp16", {"zero_stage": 0}, 20),
-        ("megatron", "fp16", {"zero_stage": 1, "shard_degree": 8}, 4 + 16 / 8),
+        ("megatron", "fp16", {"zero_stage": 0}, 16),
+        ("megatron", "fp16", {"zero_stage": 1, "shard_degree": 8}, 4 + 12 / 8),
         ("megatron", "fp32", {"zero_stage": 0}, 16),
         ("megatron", "fp32", {"zero_stage": 1, "shard_degree": 8}, 8 + 8 / 8),
         ("megatron", "fp8", {"zero_stage": 1, "shard_degree": 8}, 8 + 12 / 8),
@@ -254,10 +254,12 @@ def test_offload_bytes() -> None:
 
 
 def test_step_temporaries() -> None:
-    """torch's foreach Adam needs one more fp32 tensor, DeepSpeed's stage 0 flat gradients, Megatron nothing."""
+    """torch's foreach Adam needs one more fp32 tensor, DeepSpeed's stage 0 flat gradients, Megatron an fp32 copy of
+    gradients that are not fp32."""
     assert states(BACKENDS["fsdp"], zero_stage=3, shard_degree=8).step_temporary[0] == pytest.approx(4 / 8)
     assert states(BACKENDS["deepspeed"], zero_stage=0).step_temporary[0] == pytest.approx(4)
     assert states(BACKENDS["megatron"], zero_stage=1, shard_degree=8).step_temporary[0] == 0
+    assert states(BACKENDS["megatron"], "fp16", zero_stage=1, shard_degree=8).step_temporary[0] == pytest.approx(4 / 8)
 
 
 def buffers(backend: Backend, precision: Precision = "bf16", **columns: object) -> dict[str, float]:

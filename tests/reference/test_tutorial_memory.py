@@ -142,11 +142,13 @@ def test_item_10_activations(model: str, tutorial_gb: float, precise_gb: float) 
 
 
 def test_item_10_logits_and_scores() -> None:
-    """Logits add 0.3 GB or more; materialised scores add 21 GB to the 7B model."""
+    """Logits add 0.3 GB or more; materialised scores add 21 GB to the 7B model, without dropout (as in written
+    commands) two fifths of it."""
     fused = step_of(question(SEVEN_B, machines("h100", 1), global_batch=1))
     eager = step_of(question(SEVEN_B, machines("h100", 1), global_batch=1, loss="eager"))
     assert 0.25 < fused.loss_transient[0] / GB < eager.loss_transient[0] / GB < 0.8
-    assert activations_gb(SEVEN_B, flash_attention=False) - activations_gb(SEVEN_B) == pytest.approx(21.3, rel=0.02)
+    added = activations_gb(SEVEN_B, flash_attention=False) - activations_gb(SEVEN_B)
+    assert added == pytest.approx(21.3 * 2 / 5, rel=0.02)
 
 
 @pytest.mark.parametrize(("model", "factor"), [(SEVEN_B, 3.8), ("llama-2-13b", 3.8), ("llama-2-70b", 3.5)])

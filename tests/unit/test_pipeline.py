@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from planner.backends.stacks import STACKS
 from planner.cost.evaluate import stage_model
 from planner.cost.stage_model import assemble
 from planner.specs.batch import SCHEDULES
@@ -261,12 +262,34 @@ def test_one_forward_one_backward_is_a_lower_bound_for_its_total(p: int, m: int,
 
 
 def test_memory_order_of_schedules() -> None:
-    """On rank 0 GPipe keeps all micro-batches, interleaving p + (p - 1)/v, 1F1B and ZB-H1 p."""
+    """On rank 0 GPipe keeps all micro-batches, ZB-H2 2p - 1, interleaving p + (p - 1)/v, 1F1B and ZB-H1 p."""
     p, m = 4, 16
-    kept = {name: closed_form(name, p, m, [4] * p).in_flight[0] for name in ("gpipe", "1f1b", "zb-h1")}
+    kept = {name: closed_form(name, p, m, [4] * p).in_flight[0] for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")}
     kept["interleaved"] = closed_form("interleaved", p, m, [2] * (2 * p), 2).in_flight[0]
-    assert kept == {"gpipe": 16.0, "1f1b": 4.0, "zb-h1": 4.0, "interleaved": 5.5}
-    assert set(kept) | {"none", "zb-h2"} == set(SCHEDULES)
+    assert kept == {"gpipe": 16.0, "1f1b": 4.0, "zb-h1": 4.0, "zb-h2": 7.0, "interleaved": 5.5}
+    assert set(kept) | {"none"} == set(SCHEDULES)
+
+
+def test_zero_bubble_two_fills_every_rank_twice() -> None:
+    """2(p - r) - 1 micro-batches on rank r, never more than there are (arXiv 2401.10241, section 2.2)."""
+    assert closed_form("zb-h2", 4, 16, [4] * 4).in_flight == [7.0, 5.0, 3.0, 1.0]
+    assert closed_form("zb-h2", 4, 4, [4] * 4).in_flight == [4.0, 4.0, 3.0, 1.0]
+
+
+def test_searched_schedules_fill_every_rank_alike() -> None:
+    """Under one memory limit for all ranks, p micro-batches (ZB-1p) or 2p (ZB-2p) are alive on every rank."""
+    context = question(TOY, machines(gpus=32), STACKS["zero-bubble"], global_batch=128)
+    for schedule, alive in (("zb-h1", 4.0), ("zb-h2", 8.0)):
+        batch = strategy(context, pp=4, dp=8, schedule=schedule, stage_layers=(15, 17, 17, 15))
+        assert stage_model(context, batch).in_flight.tolist() == [[alive] * 4]
+
+
+def test_groups_of_the_interleaved_schedule() -> None:
+    """Megatron's --microbatch-group-size-per-virtual-pipeline-stage: larger groups keep more chunks alive."""
+    grouped = STACKS["megatron"].with_habits(interleaving_group=5)
+    context = question(TOY, machines(gpus=32), grouped, global_batch=320)
+    batch = strategy(context, pp=4, vpp=2, dp=8, schedule="interleaved", stage_layers=(8,) * 8)
+    assert stage_model(context, batch).in_flight[0].tolist() == [6.0, 5.0, 4.0, 3.0]
 
 
 def test_trace_of_the_first_rank() -> None:

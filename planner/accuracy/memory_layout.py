@@ -1,0 +1,146 @@
+"""What a record says about how its software lays out memory: number formats of the states, the loss, dropout.
+
+Sources say it in three ways: Megatron's command-line arguments (``extra.args``), the settings of a recipe
+(``extra.recipe_settings``) and single fields; what they leave open is as the framework does it by default, and NeMo
+and Megatron-Bridge have other defaults than Megatron-LM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from planner.backends.base import Backend, StateFormat
+from planner.backends.megatron import (
+    GRADIENT_BYTES,
+    MASTER_BYTES,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    loss_bytes,
+    native_loss_bytes,
+    unfused_loss_bytes,
+)
+from planner.backends.stacks import eager_loss_bytes
+from planner.specs.job import Job, Precision
+from planner.specs.measurement import MeasuredConfiguration
+
+_MOMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp32": 4.0}
+_TORCH_SCORE_BYTES = 10.0
+"""Plain attention: bf16 scores, masked scores and weights (2 each), fp32 softmax."""
+_INTERNEVO = {
+    "state_format": StateFormat(2.0, 2.0, 12.0),
+    "loss_bytes_per_logit": eager_loss_bytes,
+    "eager_copies": True,
+    "transformer_engine": False,
+    "fused_gradient_accumulation": False,
+}
+"""InternEvo: Megatron's parallelism around FlashAttention and plain PyTorch blocks; gradients stay in 16 bits."""
+_MEGATRON_STACKS = ("megatron", "megatron-2021", "megatron-fsdp")
+_FRACTION = re.compile(r"fraction ([\d.]+)")
+
+
+def memory_habits(run: MeasuredConfiguration, stack: Backend, precision: Precision) -> dict[str, Any]:
+    """Changes to the stack's habits, of the Megatron family only: others state nothing of the kind."""
+    if stack.name == "aleph-alpha":
+        return _by_kernel(str(run.extra.get("kernel") or ""))
+    if stack.name not in _MEGATRON_STACKS:
+        return {}
+    if (run.framework or "").lower().startswith("internevo"):
+        return _INTERNEVO
+    changes: dict[str, Any] = {"loss_bytes_per_logit": _loss(run), "state_format": _state_format(run, precision)}
+    arguments = run.extra.get("args")
+    if isinstance(arguments, Mapping):
+        changes |= _by_arguments(arguments)
+    return changes
+
+
+def _by_kernel(kernel: str) -> dict[str, Any]:
+    """Kernels by the names of Aleph Alpha's sheets: "flash_attention2 + RMS kernel", "fused" softmax, plain
+    "torch"."""
+    return {
+        "eager_norms": bool(kernel) and "RMS" not in kernel,
+        "score_bytes": _TORCH_SCORE_BYTES if kernel == "torch" else 2.0,
+    }
+
+
+def offloaded_share(run: MeasuredConfiguration) -> float:
+    """Share of the optimizer states in host memory: "optimizer to CPU, fraction 0.25"; all of them without a
+    number."""
+    words = (run.offload or "").lower()
+    if "optimizer" not in words:
+        return 0.0
+    found = _FRACTION.search(words)
+    return min(float(found[1]), 1.0) if found else 1.0
+
+
+def optimizer_instances(run: MeasuredConfiguration) -> int:
+    """Groups of replicas that each hold the whole optimizer (Megatron's partial distributed optimizer)."""
+    arguments = run.extra.get("args") or {}
+    return max(int(arguments.get("num-distributed-optimizer-instances") or 1), 1)
+
+
+def _by_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Megatron-LM's own defaults where an argument is absent: unfused loss, dropout 0.1, fused accumulation."""
+    group = arguments.get("microbatch-group-size-per-virtual-pipeline-stage")
+    return {
+        "deterministic": bool(arguments.get("deterministic-mode")),
+        "transformer_engine": arguments.get("transformer-impl") != "local",
+        "attention_backend": str(arguments.get("attention-backend") or "auto"),
+        "fused_activation": not arguments.get("no-bias-gelu-fusion", False),
+        "interleaving_group": int(group) if group else None,
+        "dropout": float(arguments.get("hidden-dropout", 0.1)) > 0,
+        "fused_gradient_accumulation": not arguments.get("no-gradient-accumulation-fusion", False),
+    }
+
+
+def _loss(run: MeasuredConfiguration) -> Callable[[Job], float]:
+    """NeMo fuses the loss natively, Megatron-Bridge through Transformer Engine, Megatron-LM only when told to."""
+    arguments, framework = run.extra.get("args") or {}, (run.framework or "").lower()
+    if arguments.get("cross-entropy-loss-fusion"):
+        return loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
+    if framework.startswith("megatron-bridge") or run.extra.get("cross_entropy_fusion"):
+        return loss_bytes
+    return native_loss_bytes if framework.startswith("nemo") else unfused_loss_bytes
+
+
+def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateFormat | None:
+    """Bytes per parameter where gradients, moments or weights have another format than Megatron-LM's default.
+
+    The recipes of NeMo and Megatron-Bridge reduce and keep gradients in bf16 (``grad_reduce_in_fp32`` off)."""
+    extra = run.extra
+    arguments, recipe = extra.get("args") or {}, extra.get("recipe_settings") or {}
+    moments = recipe.get("optimizer.exp_avg_dtype") or arguments.get("exp-avg-dtype") or extra.get("optimizer_moments")
+    gather = arguments.get("fp8-param-gather") or extra.get("fp8_param_gather")
+    weights, gradients, optimizer = WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision]
+    if _narrow_gradients(run):
+        gradients = 2.0
+    if _dtype(moments) and precision != "fp32":
+        optimizer = MASTER_BYTES + 2.0 * _MOMENT_BYTES[_dtype(moments)]
+    if gather is True:
+        # Only the two 8-bit copies are kept, not the 16-bit weight.
+        weights = 2.0
+    default = (WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision])
+    changed = (weights, gradients, optimizer) != default
+    return StateFormat(weights, gradients, optimizer) if changed else None
+
+
+def _narrow_gradients(run: MeasuredConfiguration) -> bool:
+    extra = run.extra
+    arguments, recipe = extra.get("args") or {}, extra.get("recipe_settings") or {}
+    stated = recipe.get("ddp.grad_reduce_in_fp32")
+    if str(stated) in ("True", "False"):
+        return str(stated) == "False"
+    main = _dtype(extra.get("main_grads"))
+    if main:
+        return main != "fp32"
+    if arguments.get("grad-reduce-in-bf16"):
+        return True
+    return (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
+
+
+def _dtype(value: object) -> str:
+    """A number format as torch or a source spells it."""
+    words = str(value or "").lower().removeprefix("torch.")
+    return {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16", "uint8": "fp8"}.get(
+        words, words if words in _MOMENT_BYTES else ""
+    )
