@@ -54,14 +54,15 @@ def in_flight(work: Work, pp: int) -> FloatArray:
 def point_to_point_s(work: Work, groups: Groups) -> FloatArray:
     """Exposed stage-to-stage traffic of a step.
 
-    Fill and drain pass every boundary once each way.  1F1B also waits for one exchange each way per micro-batch, with
-    what it costs to stop and start the host where the exchange synchronises it; the
-    interleaved schedule overlaps those with other chunks' compute and pays the slow-down of running beside them."""
+    Fill and drain pass every boundary once each way.  1F1B also waits for one exchange each way per micro-batch; the
+    interleaved schedule overlaps those with other chunks' compute and pays the slow-down of running beside them.  Where
+    an exchange makes the host wait, it costs a micro-batch what it takes to get the host ahead again."""
     context = work.context
     pp, vpp, m = work.batch.pp, work.batch.vpp, work.micro_batches
     size = context.activation_bytes * context.model.hidden * work.sp_tokens
     send = groups.pipeline.send_s(size)
     fill = 2.0 * (pp - 1.0) * send
-    steady = m * (2.0 * send + context.constants.stage_sync_s)
+    steady = 2.0 * m * send
     overlapped = context.constants.overlap_slowdown * 2.0 * m * vpp * send
-    return np.where(pp > 1, fill + np.where(work.batch.schedule == INTERLEAVED, overlapped, steady), 0.0)
+    exchanges = np.where(work.batch.schedule == INTERLEAVED, overlapped, steady)
+    return np.where(pp > 1, fill + exchanges + m * context.constants.stage_sync_s, 0.0)
