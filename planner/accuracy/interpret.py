@@ -186,6 +186,9 @@ def _row(
         raise Skip("layers cannot be split over the stages")
     # Where nothing is said: as much as the framework is built for, ZeRO-1 for Megatron, all of it for FSDP.
     zero = max(context.backend.zero_stages) if run.zero is None else run.zero
+    if zero not in context.backend.zero_stages:
+        # A framework without stage 2 that is said to shard gradients reduces them into shards once a step.
+        zero = min(zero, max(context.backend.zero_stages))
     sequence_parallel = degrees.tp > 1 if run.sequence_parallel is None else run.sequence_parallel and degrees.tp > 1
     host = host_states_of(run)
     shard = _shard_degree(run, context, degrees)

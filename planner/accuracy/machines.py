@@ -47,6 +47,7 @@ def cluster_of(hardware: MeasuredHardware) -> tuple[Cluster, bool]:
         per_node = next(size for size in range(min(per_node, hardware.gpus), 0, -1) if hardware.gpus % size == 0)
     share = per_node / system.gpus_per_node
     nics, rate, bus = _network(text, system, share)
+    measured = share == 1 and _NICS.search(text) is None and _PER_NODE.search(text) is None
     return Cluster(
         accelerator=accelerator,
         gpus=hardware.gpus,
@@ -55,6 +56,8 @@ def cluster_of(hardware: MeasuredHardware) -> tuple[Cluster, bool]:
         nics_per_node=nics,
         nic_bytes_per_s=rate,
         network_bus_bytes_per_s=bus,
+        network_spans=system.network_spans if measured else (),
+        ring_step_s=system.ring_step_s if measured else None,
         memory_bytes_per_gpu=accelerator.memory.allocatable_bytes,
         host_memory_bytes_per_node=system.host_memory_bytes_per_node,
         host_cores_per_node=system.host_cores_per_node,

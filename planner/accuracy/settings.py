@@ -99,7 +99,8 @@ def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend
         return (none, full, *parts)
     if not words and isinstance(stack, megatron.Megatron):
         # NVIDIA's performance recipes for fine-tuning recompute nothing (Megatron-Bridge, scripts/performance/configs).
-        return (none,) if tuned(run) and _fine_tuning(run) else (none, full)
+        repeats = "full" in offered and not (tuned(run) and _fine_tuning(run))
+        return (none, full) if repeats else (none,)
     if not words or "solver" in words:
         return tuple(Recomputation(kind) for kind in offered.values())
     if words.startswith("none"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.accuracy.memory_layout import memory_habits
 from planner.backends.base import Backend, NarrowRecipe
-from planner.backends.stacks import STACKS, reduced_in_16_bits, stack_named
+from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, reduced_in_16_bits, stack_named
 from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
 
@@ -15,6 +15,13 @@ def packed(config: MeasuredConfiguration) -> bool:
     """Whether sequences hold several samples, one packed behind the other."""
     features = config.extra.get("features")
     return isinstance(features, dict) and bool(features.get("sequence_packing"))
+
+_KERNELS: dict[str, dict[str, Any]] = {
+    "fused": {"score_kernel": "fused"},
+    "flash_attentionv1.0.8": {"attention_kernel": "flash1"},
+    "flash_attention2 + RMS kernel": {"norm_bytes": FUSED_NORM_BYTES},
+}
+"""What the kernels of a layout study replace, by the names of its sheets."""
 
 
 def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
@@ -43,6 +50,8 @@ def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
         changes["expert_dispatch"] = "once-per-domain"
     if str(config.extra.get("fsdp_mixed_precision")).upper() == "PURE":
         changes["gradient_reduce_bytes"] = reduced_in_16_bits
+    if stack.name == "aleph-alpha":
+        changes |= _KERNELS.get(str(config.extra.get("kernel") or ""), {})
     changes |= memory_habits(config, stack, precision)
     return stack.with_habits(**changes), known
 

@@ -35,6 +35,9 @@ Tensor = Literal[
 ]
 """The saved activations of one layer; the cost model gives each its size, a recompute kind names those it drops."""
 
+AttentionKernel = Literal["vendor", "flash2", "flash1"]
+ScoreKernel = Literal["fused", "operators"]
+
 Work = Literal["attention_core", "norms", "activation", "mlp", "qkv_up", "half_matmuls", "layer", "moe"]
 """Forward work that recomputation repeats in the backward pass."""
 
@@ -197,6 +200,26 @@ class Habits:
     """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
     rotary_sample_by_sample: bool = field(default=False, kw_only=True)
     """Rotary positions of packed sequences are applied to one sample after another, by kernels of their own."""
+    attention_kernel: AttentionKernel = "flash2"
+    """Attention tuned for the accelerator (cuDNN through Transformer Engine), the portable FlashAttention-2 that
+    PyTorch and Hugging Face models call, which leaves part of newer hardware unused, or its first version."""
+    score_kernel: ScoreKernel = "fused"
+    """Where scores are materialised: scale, mask and softmax in one kernel (Megatron-LM), or an operator each."""
+    norm_bytes: float | None = None
+    """Memory traffic of one norm per hidden element, forward; None: one fused pass, times the eager factor of unfused
+    kernels."""
+    loss_traffic_bytes: float | None = None
+    """Memory traffic of the loss per logit, forward and backward; None: by ``fused_kernels``."""
+    bucket_params: float = 40e6
+    """Parameters whose gradients are reduced together where that happens once a step (Megatron-LM: max(40M, 1M x dp);
+    PyTorch and DeepSpeed similar)."""
+    gradient_add_bytes: float = 0.0
+    """Memory traffic per parameter and micro-batch of adding gradients outside the weight-gradient multiplication."""
+    blocking_launches: bool = False
+    """Every kernel is waited for before the next is issued (CUDA_LAUNCH_BLOCKING=1)."""
+    overlap_buffers: float = 4.0
+    """Permanent copies of a micro-batch's hidden states where tensor-parallel traffic is overlapped: Transformer
+    Engine keeps one for each of the gathers and scatters in flight."""
     dropout: bool = field(default=False, kw_only=True)
     """Trained with dropout: every dropout keeps a one-byte mask, and attention that stores its scores a dropped copy
     of them."""
@@ -231,9 +254,6 @@ class Habits:
     """Zero-bubble schedules are searched for under one memory limit: every rank fills up to what rank 0 needs."""
     state_format: StateFormat | None = field(default=None, kw_only=True)
     """Number formats of the states where the run states its own; None: what the framework does by default."""
-    attention_kernel: Literal["vendor", "flash2"] = "flash2"
-    """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
-    PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""
 
 
 class Backend(ABC):
@@ -299,7 +319,7 @@ class Backend(ABC):
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         """(N,) where the plan hides tensor-parallel collectives behind matrix multiplications."""
-        return np.full(len(batch), self.habits.tensor_parallel_overlap)
+        return np.asarray(self.habits.tensor_parallel_overlap & (cluster.ranks_per_domain % batch.tp == 0))
 
     def with_habits(self, **changes: Any) -> Self:
         """The same framework run differently (for example with tensor-parallel overlap switched on)."""

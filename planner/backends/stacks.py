@@ -12,22 +12,30 @@ import numpy as np
 
 from planner.backends.base import Backend, BufferContext, RecomputeKind, StateBytes
 from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
-from planner.backends.fsdp import FULL, NONE, Fsdp
+from planner.backends.fsdp import FULL, Fsdp
 from planner.backends.megatron import (
     EVERYTHING,
     GRADIENT_BYTES,
+    NONE,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     Megatron,
     unfused_loss_bytes,
 )
-from planner.specs.batch import FloatArray, IntArray, StrategyBatch
+from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
+from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 
 FRAGMENTED = 1.10
 """Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1; with them 1.03 to 1.09
 was measured (43 runs of MooreThreads/SimuMax)."""
+
+
+FUSED_NORM_BYTES = 4.0
+"""Memory traffic of a norm in one kernel per hidden element, forward: read 2, write 2."""
+
+
 GATHERED_LOGIT_BYTES = 12.0
 """The parts that the ranks gathered, their concatenation, and the whole gradient before it is split again, in fp32;
 the out-of-memory boundary of Aleph Alpha's grids asks for 10 to 14."""
@@ -95,6 +103,7 @@ class Megatron2021(Megatron):
         Megatron.habits,
         tensor_parallel_overlap=False,
         attention_kernel="flash2",
+        stores_scores=True,
         transformer_engine=False,
         # Its fused weight gradients leave no dummies.
         fused_gradient_accumulation=False,
@@ -114,6 +123,10 @@ class MegatronDeepSpeed(Megatron2021):
         keeps_stage_outputs=True,
         loss_bytes_per_logit=unfused_loss_bytes,
         allocator_factor=FRAGMENTED,
+        # BLOOM's runs set CUDA_LAUNCH_BLOCKING=1 against hangs; MT-NLG's take as long between kernels.  A layer has 30
+        # kernels forward and 60 backward.
+        blocking_launches=True,
+        kernels_per_layer=90,
     )
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
@@ -139,7 +152,15 @@ class AlephAlpha(Megatron):
         tensor_parallel_overlap=False,
         fused_kernels=False,
         attention_kernel="flash2",
+        score_kernel="operators",
+        # Every rank computes the loss of the gathered logits.
         loss_vocab_parallel=False,
+        # LLaMA's norm as it was published: cast, square, mean, scale, cast back and weight, an operator each.
+        norm_bytes=36.0,
+        # A 16-bit gradient is written (2), read (2) and added to the fp32 one (8).
+        gradient_add_bytes=12.0,
+        # Not documented: step times from 32 to 256 GPUs ask for the bandwidth of messages this small.
+        bucket_params=1e6,
         loss_bytes_per_logit=eager_loss_bytes,
         tensor_parallel_logit_bytes=GATHERED_LOGIT_BYTES,
         eager_copies=True,
@@ -161,10 +182,21 @@ class Nanotron(Megatron):
     title = "nanotron"
     habits = replace(
         Megatron.habits,
-        tensor_parallel_overlap=False,
         fused_kernels=False,
         attention_kernel="flash2",
         vocab_multiple=1,
+        # Triton RMSNorm.
+        norm_bytes=FUSED_NORM_BYTES,
+        # fp32 logits: cast (6), maximum (4), shift (8), exponential (8), sum (4), division (8), copy (8), times the
+        # incoming gradient (8), cast back (6); nanotron/parallel/tensor_parallel/functional.py.  Kernels this long
+        # stream at 0.92 of peak where others reach 0.75.
+        loss_traffic_bytes=48.0,
+        # A 16-bit gradient is written (2), read (2) and added to the fp32 one (8).
+        gradient_add_bytes=12.0,
+        # Gathers of the backward pass run beside the input gradients, scatters beside the weight gradients.
+        tensor_parallel_overlap=True,
+        overlap_buffers=1.0,
+        kernels_per_layer=200,
         loss_bytes_per_logit=eager_loss_bytes,
         eager_copies=True,
         transformer_engine=False,
@@ -173,15 +205,19 @@ class Nanotron(Megatron):
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
         """Blocks are handed out by compute cost, the head included (nanotron/models/llama.py, get_block_compute_costs;
-        a stage is closed by the block that takes the running cost past its share)."""
+        a stage is closed by the block with which the running cost reaches its share)."""
         layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.ffn * model.hidden
         total = model.layers * layer + model.vocab * model.hidden
         counts, stage = [0] * pp, 0
         for index in range(model.layers):
             counts[stage] += 1
-            if (index + 1) * layer > total * (stage + 1) / pp and stage < pp - 1:
+            if (index + 1) * layer * pp >= total * (stage + 1) and stage < pp - 1:
                 stage += 1
         return tuple(counts)
+
+    def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
+        """Asynchronous collectives of NCCL, which run over any links."""
+        return np.asarray((batch.tp > 1) & batch.sequence_parallel)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         """The bf16 gradient of every parameter stays beside its fp32 accumulator (nanotron/optim/
@@ -195,7 +231,11 @@ class ZeroBubble(Megatron2021):
     name = "zero-bubble"
     family = "zero-bubble"
     title = "Megatron-LM, zero-bubble fork"
-    habits = replace(Megatron2021.habits, dropout=True, stores_scores=True, even_in_flight=True)
+    habits = replace(Megatron2021.habits, dropout=True, even_in_flight=True)
+
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        """Its schedules split the backward pass, which leaves no place to repeat the forward one."""
+        return (NONE,)
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
         """The first and the last stage hold one layer fewer."""
@@ -214,6 +254,7 @@ class MegatronFsdp(Megatron):
     name = "megatron-fsdp"
     family = "megatron-fsdp"
     title = "Megatron-FSDP"
+    zero_stages = (0, 3)
     habits = replace(Megatron.habits, data_parallel_overlap="every-layer", gradient_reduce_bytes=reduced_in_16_bits)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:

@@ -18,11 +18,19 @@ _BLOCK_ROWS = 128.0
 _TILE_WIDTH = 32.0
 _STATED_WIDTH = 128.0
 """Head width that the rates of the constants are for."""
-_SCORE_BYTES_FORWARD = 11.0
-"""Unfused softmax with dropout: scores written (2), read and written by softmax (4), dropout read, written and its
-mask (5)."""
+_SCORE_BYTES = {"fused": (16.0, 20.0), "operators": (28.0, 56.0)}
+"""Memory traffic per score, forward and backward.  Fused scale, mask and softmax: scores written (2), read and written
+by softmax (4), dropout that reads, writes and keeps its mask (5) at half the bandwidth, for it draws random numbers;
+backward gradients of dropout (5) and softmax (6), and the scores that four multiplications write and read (9).  An
+operator each: scores written (2), scaled and masked (4 + 4),
+cast to fp32 (6), softmax (8) and cast back (6), less what stays in cache; backward twice as much."""
 _SMALL_GEMM_SHARE = 0.6
 """Batched score multiplications reach less of the rate than one large GEMM (inner width is one head)."""
+_FLASH1_OVER_FLASH2 = 0.5
+"""FlashAttention-2 is about twice as fast as the first version (arXiv 2307.08691)."""
+_UNALIGNED_SHARE = 0.55
+"""Share of the fp32 rate of the plain cores at which heads that tensor cores cannot load are multiplied (BLOOM
+candidates with heads of 108 and 225: 9 to 12 of 19.5 TFLOP/s)."""
 _SCAN_FLOPS_PER_STATE = 6.0
 """A chunked state-space scan spends about six FLOPs per token, channel and state element (arXiv 2405.21060, section
 6)."""
@@ -45,8 +53,9 @@ def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     half_blocks = constants.attention_half_blocks_per_sm * (context.cluster.accelerator.sms or 100)
     reach = length / (length + constants.attention_half_length) * blocks / (blocks + half_blocks)
     rate = context.dense_flops_per_s * reach * _width_factor(work, kind)
-    if context.backend.habits.attention_kernel == "flash2":
-        rate = rate * constants.flash2_attention_factor
+    kernel = context.backend.habits.attention_kernel
+    if kernel != "vendor":
+        rate = rate * constants.flash2_attention_factor * (_FLASH1_OVER_FLASH2 if kernel == "flash1" else 1.0)
     forward = flops / (rate * constants.attention_forward_share)
     backward = _BACKWARD_OVER_FORWARD * flops / (rate * constants.attention_backward_share)
     return forward, backward
@@ -66,10 +75,12 @@ def _materialised_s(work: Work, kind: LayerKind, causal_flops: FloatArray) -> tu
     """Scores written to memory: the full square is multiplied and softmax and dropout stream it."""
     context = work.context
     rate = context.dense_flops_per_s * context.constants.gemm_share * _SMALL_GEMM_SHARE
+    if context.model.head_dim % 8 and context.cluster.accelerator.peak.fp32 is not None:
+        rate = context.cluster.accelerator.peak.fp32 * _UNALIGNED_SHARE
     scores = work.tokens * context.job.seq_len * np.maximum(context.model.heads / work.tp, 1.0)
-    stream = _SCORE_BYTES_FORWARD * scores / context.stream_bytes_per_s
-    forward = 2.0 * causal_flops / rate + stream
-    return forward, 2.0 * forward
+    forward, backward = _SCORE_BYTES[context.backend.habits.score_kernel]
+    multiplied, streamed = 2.0 * causal_flops / rate, scores / context.stream_bytes_per_s
+    return multiplied + forward * streamed, 2.0 * multiplied + backward * streamed
 
 
 def _scan_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:

@@ -113,14 +113,19 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
         shared = np.where(members > 1, stride, 1)
         inside, reduce_inside = inside / shared, reduce_inside / shared
     nic = _nic_bytes_per_s(context)
-    outside = np.minimum(inside / constants.fabric_bus_share, nic * members)
     nodes = np.maximum(size / members, 1.0)
     doublings = np.log2(nodes)
     ring = constants.network_latency_s + constants.network_hop_s * (nodes - 1.0)
+    if cluster.ring_step_s is not None:
+        ring = cluster.ring_step_s * (size - 1.0)
     tree = constants.network_latency_s * (1.0 + doublings)
     half_outside = np.minimum(
         constants.network_half_message_bytes * (1.0 + doublings), constants.network_half_message_cap_bytes
     )
+    if cluster.network_spans:
+        # The sweep holds for messages as large as gradient buckets; below that the latency of the ring decides.
+        half_outside = np.zeros(len(size))
+    outside = np.minimum(inside / constants.fabric_bus_share, _across_nodes(context, nodes) * members)
     pair = fabric.pair_bytes_per_s or fabric.bytes_per_s
     return Group(
         size=size.astype(float),
@@ -135,6 +140,18 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
         inside_exchange_bytes_per_s=_exchange_inside(context, members),
         outside_bytes_per_s=nic,
     )
+
+
+def _across_nodes(context: CostContext, nodes: FloatArray) -> FloatArray:
+    """Large-message bandwidth per member of groups over that many nodes: where the network was swept the measured one
+    (all-reduce; gathers inside training steps reach as much), else that of the NICs."""
+    cluster = context.cluster
+    if not cluster.network_spans:
+        return np.full(len(nodes), _nic_bytes_per_s(context))
+    swept = np.log2([span.nodes for span in cluster.network_spans])
+    bus = np.log([span.bus_bytes_per_s for span in cluster.network_spans])
+    whole_node = np.exp(np.interp(np.log2(nodes), swept, bus))
+    return np.asarray(whole_node / cluster.gpus_per_node / cluster.oversubscription)
 
 
 def _fabric_bus(context: CostContext, members: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -34,6 +34,9 @@ class Constants:
     stream_share: float
     eager_traffic_factor: float
     launch_s: float
+    blocking_launch_s: float
+    staged_collective_host_s: float
+    stage_sync_s: float
     expert_half_tokens: float
     moe_host_s: float
     fabric_bus_share: float

@@ -45,9 +45,11 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
     """Output matrix, loss, and the multi-token-prediction blocks with their own pass through the head."""
     context = work.context
     model, habits = context.model, context.backend.habits
+    # A head that is split like the embedding gathers its logits where the loss wants all of them.
     split = work.tp if habits.loss_vocab_parallel else 1.0
+    head_split = work.tp if habits.embedding_vocab_parallel else split
     rate = context.dense_flops_per_s * context.constants.gemm_share
-    rows = vocab / split * _misaligned(vocab)
+    rows = vocab / head_split * _misaligned(vocab)
     forward, backward = linear_s(
         context.constants,
         rate,
@@ -57,7 +59,8 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
         rows,
         frozen=context.job.frozen,
     )
-    loss = _LOSS_BYTES_PER_LOGIT[habits.fused_kernels] * work.tokens * vocab / split / context.stream_bytes_per_s
+    per_logit = habits.loss_traffic_bytes or _LOSS_BYTES_PER_LOGIT[habits.fused_kernels]
+    loss = per_logit * work.tokens * vocab / split / context.stream_bytes_per_s
     passes = 1.0 + model.mtp_layers
     terms = [
         Term("output head", passes * forward, passes * backward, "2 (M + a)(K + b)(N + a) / rate"),
@@ -68,6 +71,9 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
         terms.append(
             Term("head traffic", passes * gathered, passes * gathered, "(t-1)/t S / B(S) each way", communication=True)
         )
+    elif habits.embedding_vocab_parallel:
+        logits = groups.tensor.all_gather_s(context.activation_bytes * vocab * work.tokens)
+        terms.append(Term("logits traffic", passes * logits, work.zeros(), "(t-1)/t S / B(S)", communication=True))
     if model.mtp_layers:
         join = linear_s(
             context.constants, rate, context.stream_bytes_per_s, work.tokens, 2.0 * model.hidden, model.hidden / work.tp

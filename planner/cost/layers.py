@@ -18,6 +18,7 @@ from planner.cost.context import Work
 from planner.cost.gemm import adapter_s, grouped_linear_s, linear_s
 from planner.cost.groups import Groups
 from planner.cost.params import LayerKind, Matrix, layer_matrices
+from planner.cost.weights import layer_weights
 from planner.specs.batch import FloatArray
 
 _HIDDEN_BYTES = 2.0
@@ -76,9 +77,10 @@ def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
         *_matrix_terms(work, kind),
         *_adapter_terms(work, kind),
         *_other_terms(work, kind),
+        *_software_terms(work, kind),
         *_communication_terms(work, groups, kind),
     ]
-    return LayerTime(tuple(terms), _host_floor(work, kind))
+    return LayerTime(tuple(terms), _host_floor(work, groups, kind))
 
 
 def _fused(model_matrices: tuple[Matrix, ...]) -> Iterator[tuple[Matrix, int]]:
@@ -154,11 +156,11 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     """Core attention and elementwise kernels."""
     core_forward, core_backward = attention_s(work, kind)
     elementwise = [
-        ("norms", traffic.norms_bytes(work), False),
-        ("rotary", traffic.rotary_bytes(work, kind), False),
-        ("activation function", traffic.activation_bytes(work, kind), False),
-        ("expert permutation", traffic.routing_bytes(work, kind), False),
-        ("fp8 casts", traffic.cast_bytes(work, kind), True),
+        ("norms", traffic.norms_s(work)),
+        ("rotary", traffic.stream_s(work, traffic.rotary_bytes(work, kind))),
+        ("activation function", traffic.stream_s(work, traffic.activation_bytes(work, kind))),
+        ("expert permutation", traffic.stream_s(work, traffic.routing_bytes(work, kind))),
+        ("fp8 casts", traffic.stream_s(work, traffic.cast_bytes(work, kind), fused=True)),
     ]
     terms = [
         Term(
@@ -168,14 +170,29 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
             "causal FLOPs over the kernel's rate at this length and occupancy",
         )
     ]
-    for name, moved, fused in elementwise:
-        if np.any(moved):
-            seconds = traffic.stream_s(work, moved, fused=fused)
+    for name, seconds in elementwise:
+        if np.any(seconds):
             terms.append(
                 Term(
                     name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"
                 )
             )
+    return terms
+
+
+def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
+    """What some stacks do beside the mathematics of a layer."""
+    constants, habits = work.context.constants, work.context.backend.habits
+    terms = []
+    if habits.gradient_add_bytes > 0.0:
+        weights = layer_weights(work, kind)
+        added = traffic.gradient_add_s(work, weights.dense + weights.expert)
+        terms.append(
+            Term("gradient accumulation", work.zeros(), added, "bytes per parameter over sustained memory bandwidth")
+        )
+    if habits.blocking_launches:
+        gap = np.full(len(work.batch), habits.kernels_per_layer * constants.blocking_launch_s)
+        terms.append(Term("launch gaps", gap / 3.0, 2.0 * gap / 3.0, "kernels x idle time between two of them"))
     return terms
 
 
@@ -196,8 +213,8 @@ def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     # Gathered inputs travel as the matrices read them, in 8 or 4 bits where those are narrow; scattered sums do not.
     gathered = groups.tensor.all_gather_s(context.job.narrow_share * full) + groups.tensor.all_gather_s(full)
     pair = np.where(work.batch.sequence_parallel, gathered, groups.tensor.all_reduce_s(full))
-    hidden = work.tensor_overlap * (1.0 - groups.tensor.crosses)
-    exposed = blocks * pair * (1.0 - hidden)
+    pair = pair + 2.0 * _ring_wait_s(work, groups)
+    exposed = blocks * pair * (1.0 - work.tensor_overlap)
     expert = work.zeros()
     if kind[1] == "moe" and context.model.moe is not None:
         gathered = work.routed_rows * (context.model.moe.latent or context.model.hidden) * context.activation_bytes
@@ -271,8 +288,8 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     )
 
 
-def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
-    """Launch-bound time of one layer."""
+def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
+    """Launch-bound time of one layer; collectives can hold up the host on the way, as can rings over the network."""
     constants, habits = work.context.constants, work.context.backend.habits
     kernels = habits.kernels_per_layer
     job = work.context.job
@@ -285,7 +302,16 @@ def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
         floor = floor + _ROTARY_KERNELS_PER_SAMPLE * samples * constants.launch_s
     if kind[1] == "moe":
         floor = floor + constants.moe_host_s
-    return floor
+    held_up = np.where((work.tp > 1) & (groups.pipeline.crosses > 0), work.tp * constants.staged_collective_host_s, 0.0)
+    return np.asarray(floor + held_up + 8.0 * _ring_wait_s(work, groups))
+
+
+def _ring_wait_s(work: Work, groups: Groups) -> FloatArray:
+    """What a tensor-parallel ring over the network takes beyond its bytes, where that was measured: nothing else
+    travels while a block waits."""
+    if work.context.cluster.ring_step_s is None:
+        return work.zeros()
+    return np.asarray(groups.tensor.crosses * groups.tensor.latency_s)
 
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:

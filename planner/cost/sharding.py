@@ -17,9 +17,6 @@ from planner.cost.groups import Groups
 from planner.cost.optimizer import host_link_bytes_per_s
 from planner.specs.batch import DEVICES, BoolArray, FloatArray, IntArray
 
-_BUCKET_PARAMS = 40e6
-"""Gradients are reduced in buckets of about this many parameters (Megatron-LM: max(40M, 1M x dp); PyTorch and
-DeepSpeed similar)."""
 _PARAMETER_BYTES = 2.0
 
 
@@ -92,7 +89,7 @@ def _traffic(
     gradient = habits.gradient_reduce_bytes(work.context.job)
     parameter = 4.0 if work.context.job.precision == "fp32" else _PARAMETER_BYTES
     per_layer = habits.data_parallel_overlap == "every-layer"
-    bucket = np.full(len(params), _BUCKET_PARAMS)
+    bucket = np.full(len(params), habits.bucket_params)
     message, changed = (params, trained) if per_layer else (bucket, bucket)
     scatter = _per_message(shard.all_gather_s(gradient * changed), trained, changed)
     gather = _per_message(shard.all_gather_s(parameter * message), params, message)

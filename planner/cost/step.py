@@ -25,10 +25,6 @@ from planner.units import GIB
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
 """Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer
 by layer: backward only; only the forward gather at stage 2."""
-_BUCKET_PARAMS = 40e6
-_OVERLAP_BUFFERS = 4.0
-"""Permanent copies of a micro-batch's hidden states that chunked tensor-parallel overlap works in: Transformer Engine's
-user buffers, one for each of the gathers and scatters in flight."""
 _HOST_PROCESS_BYTES = 4.0 * GIB
 """Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
 
@@ -223,7 +219,8 @@ class Step:
             )
         )
         hidden = self.work.tokens * context.model.hidden * context.activation_bytes
-        overlap = np.where((self.work.tp > 1) & (self.work.tensor_overlap > 0), _OVERLAP_BUFFERS * hidden, 0.0)
+        copies = context.backend.habits.overlap_buffers
+        overlap = np.where((self.work.tp > 1) & (self.work.tensor_overlap > 0), copies * hidden, 0.0)
         return {
             **buffers,
             "tensor-parallel overlap buffers": overlap,
@@ -343,7 +340,7 @@ class Step:
         first_moved, last_moved = traffic(self.work, self.groups, first), traffic(self.work, self.groups, last)
         optimizer = [gpu_step_s(self.work.context, self.updated(w)) for w in (*self.weights, first, last)]
         offload = [offload_extra_s(self.work, self.updated(w)) for w in (*self.weights, first, last)]
-        bucket = np.minimum(1.0, _BUCKET_PARAMS / np.maximum(self.rank_params, 1.0))
+        bucket = np.minimum(1.0, self.work.context.backend.habits.bucket_params / np.maximum(self.rank_params, 1.0))
         even = self.work.context.model.layers / self.pp
         average = sum((t.once for t in self.layer_traffic), self.work.zeros()) / len(self.layer_traffic) * even
         return StageModel(

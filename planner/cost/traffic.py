@@ -28,11 +28,19 @@ _FROZEN_CAST = 0.75
 """Share of it with frozen weights, whose inputs need no column-wise copy."""
 
 
-def norms_bytes(work: Work) -> FloatArray:
-    """Norms and residual adds."""
-    model, scale = work.context.model, work.context.activation_bytes / 2.0
-    per_token = model.hidden * model.norms_per_layer * (_NORM + _RESIDUAL)
-    return scale * per_token * work.sp_tokens
+def norms_s(work: Work) -> FloatArray:
+    """Seconds of norms and residual adds, forward."""
+    context = work.context
+    model, habits, scale = context.model, context.backend.habits, context.activation_bytes / 2.0
+    elements = scale * model.hidden * model.norms_per_layer * work.sp_tokens
+    if habits.norm_bytes is None:
+        return stream_s(work, (_NORM + _RESIDUAL) * elements)
+    return habits.norm_bytes * elements / context.stream_bytes_per_s + stream_s(work, _RESIDUAL * elements)
+
+
+def gradient_add_s(work: Work, params: FloatArray) -> FloatArray:
+    """Seconds to add the gradients of ``params`` local parameters to those of earlier micro-batches."""
+    return work.context.backend.habits.gradient_add_bytes * params / work.context.stream_bytes_per_s
 
 
 def rotary_bytes(work: Work, kind: LayerKind) -> FloatArray:

@@ -184,6 +184,8 @@ def _filled(wanted: ClusterFile, accelerator: Accelerator, system: System) -> Re
         nics_per_node=nics,
         nic_bytes_per_s=nic_rate,
         network_bus_bytes_per_s=system.network_bus_bytes_per_s if network_is_reference else None,
+        network_spans=system.network_spans if network_is_reference else (),
+        ring_step_s=system.ring_step_s if network_is_reference else None,
         oversubscription=take("oversubscription", wanted.oversubscription, 1.0, why="a full-bisection network"),
         memory_bytes_per_gpu=take(
             "memory_bytes_per_gpu",

@@ -104,6 +104,13 @@ class Accelerator(Spec):
     note: str = ""
 
 
+class NetworkSpan(Spec):
+    """Large-message bus bandwidth of a group that takes all GPUs of that many nodes."""
+
+    nodes: int = Field(gt=1)
+    bus_bytes_per_s: float = Field(ge=1_000)
+
+
 class System(Sourced):
     """A reference node type; fills what the user does not give."""
 
@@ -118,6 +125,10 @@ class System(Sourced):
     network: str
     network_bus_bytes_per_s: float | None = None
     """Measured large-message all-reduce bus bandwidth over several nodes, whole node; null: not measured."""
+    network_spans: tuple[NetworkSpan, ...] = ()
+    """Measured bandwidth by the number of nodes, where it falls with them; fewest nodes first."""
+    ring_step_s: float | None = None
+    """Time that one rank adds to a ring which leaves the node, small messages; null: the cost model's constant."""
     host_cores_per_node: int = Field(gt=0)
     host_memory_bytes_per_node: int = Field(gt=0)
 
@@ -133,6 +144,10 @@ class Cluster(Spec):
     nics_per_node: int = Field(gt=0, le=1024)
     nic_bytes_per_s: float = Field(ge=1_000)
     network_bus_bytes_per_s: float | None = Field(default=None, ge=1_000)
+    network_spans: tuple[NetworkSpan, ...] = ()
+    """Measured bus bandwidth of a whole node by the number of nodes; empty: the same over any number."""
+    ring_step_s: float | None = Field(default=None, gt=0)
+    """Time that one rank adds to a ring which leaves the node."""
     oversubscription: float = Field(default=1.0, ge=1.0, le=1_000_000)
     """How much the network above the node is oversubscribed (2 halves what leaves it)."""
     memory_bytes_per_gpu: int = Field(gt=0)

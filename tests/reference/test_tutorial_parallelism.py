@@ -207,13 +207,15 @@ def test_item_31_gpipe_and_1f1b() -> None:
 
 
 def test_item_32_interleaving_and_zero_bubble() -> None:
-    """(P-1)/(v M) with 1 + (P-1)/(P v) of the activations; ZB-H1 fills two thirds of the bubble."""
+    """(P-1)/(v M) with 1 + (P-1)/(P v) of the activations; ZB-H1 fills half of the bubble.
+
+    Two thirds where weight gradients take a third of the time; profiled they take a quarter."""
     plain, chunked = bubble_share(4, 16), bubble_share(4, 16, "interleaved", 2)
     assert chunked / (1 - chunked) == pytest.approx((plain / (1 - plain)) / 2) == pytest.approx(3 / 32)
     kept = closed_form("interleaved", 4, 16, [3] * 8, 2).in_flight[0]
     assert kept / closed_form("1f1b", 4, 16, [6] * 4).in_flight[0] == pytest.approx(1 + 3 / 8)
     zero = bubble_share(4, 16, "zb-h1")
-    assert zero / (1 - zero) == pytest.approx((plain / (1 - plain)) / 3)
+    assert zero / (1 - zero) == pytest.approx((plain / (1 - plain)) / 2)
 
 
 def test_item_33_trace_of_1f1b() -> None:
