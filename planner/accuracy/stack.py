@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.accuracy.expert_software import expert_habits
 from planner.backends.base import Backend
 from planner.backends.stacks import STACKS, stack_named
 from planner.specs.cluster import Cluster
@@ -25,4 +26,6 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
     overlap = config.overlap.tp_comm
     if overlap is False or (overlap is None and stack.name == "megatron" and not recipes):
         changes["tensor_parallel_overlap"] = False
+    if run.model.moe is not None and stack.name.startswith("megatron"):
+        changes |= expert_habits(config, cluster)
     return (stack.with_habits(**changes) if changes else stack), known

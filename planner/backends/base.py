@@ -173,8 +173,16 @@ class Habits:
     """The vocabulary is padded to a multiple of this times tp (1: not padded)."""
     allocator_factor: float
     """Reserved over allocated bytes."""
-    expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
-    """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
+    expert_dispatch: Literal["all-to-all", "flex-between-domains", "flex"] = "all-to-all"
+    """Every copy of a token travels to its expert; or one copy to each domain and rank with some of its experts
+    (DeepEP, HybridEP), everywhere or only where an expert group leaves the fast links."""
+    expert_overlap: bool = False
+    """Dispatch and combine of one micro-batch run beside another one's compute (combined 1F1B of expert traffic)."""
+    fused_routing: bool = True
+    """Router, token permutation and probability kernels are fused (Megatron-Core 0.12 and later)."""
+    cuda_graphs: Literal["none", "partial", "full"] = "none"
+    """What is replayed as CUDA graphs instead of being launched kernel by kernel: nothing; attention, router and
+    preprocessing, with the experts outside; the whole iteration."""
     attention_kernel: Literal["vendor", "flash2"] = "flash2"
     """Attention tuned for the accelerator (cuDNN through Transformer Engine), or the portable FlashAttention-2 that
     PyTorch and Hugging Face models call, which leaves part of newer hardware unused."""

@@ -34,6 +34,11 @@ class Constants:
     launch_s: float
     expert_half_tokens: float
     moe_host_s: float
+    unfused_routing_host_factor: float
+    narrow_expert_host_factor: float
+    partial_graph_host_share: float
+    expert_overlap_share: float
+    scan_share: float
     fabric_bus_share: float
     fabric_half_message_bytes: float
     fabric_latency_s: float

@@ -119,6 +119,7 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     elementwise = [
         ("norms", traffic.norms_bytes(work)),
         ("rotary", traffic.rotary_bytes(work, kind)),
+        ("mixer elementwise", traffic.mixer_bytes(work, kind)),
         ("activation function", traffic.activation_bytes(work, kind)),
         ("expert permutation", traffic.routing_bytes(work, kind)),
         ("fp8 casts", traffic.cast_bytes(work, kind)),
@@ -219,27 +220,37 @@ def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
 
 
 def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
-    """Dispatch and combine, each way: top_k copies of every token's hidden vector."""
+    """Dispatch and combine, each way: top_k copies of every token's hidden vector, or fewer where several of its
+    experts share a rank and the dispatcher knows it."""
     context = work.context
-    moe = context.model.moe
+    moe, habits = context.model.moe, context.backend.habits
     if kind[1] != "moe" or moe is None:
         return Term("expert-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
     token = work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
-    if context.backend.habits.expert_dispatch == "once-per-domain":
-        both = 2.0 * groups.expert.dispatch_s(token, moe.top_k)
-    else:
-        both = 2.0 * groups.expert.all_to_all_s(moe.top_k * token)
+    plain = groups.expert.all_to_all_s(moe.top_k * token)
+    flex = groups.expert.dispatch_s(token, moe.top_k)
+    chosen = {
+        "all-to-all": plain,
+        "flex-between-domains": np.where(groups.expert.crosses > 0, flex, plain),
+        "flex": flex,
+    }[habits.expert_dispatch]
+    shown = 1.0 - context.constants.expert_overlap_share if habits.expert_overlap else 1.0
+    both = 2.0 * shown * chosen
     return Term(
         "expert-parallel traffic", both, both.copy(), "dispatch and combine of K copies, each way", communication=True
     )
 
 
 def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
-    """Launch-bound time of one layer."""
+    """Launch-bound time of one layer; what CUDA graphs replay costs the host nothing."""
     constants, habits = work.context.constants, work.context.backend.habits
-    floor = habits.kernels_per_layer * constants.launch_s
+    floor = habits.kernels_per_layer * constants.launch_s if habits.cuda_graphs == "none" else 0.0
     if kind[1] == "moe":
-        floor = floor + constants.moe_host_s
+        per_kernel = 1.0 if habits.fused_routing else constants.unfused_routing_host_factor
+        if work.context.job.narrow:
+            per_kernel = per_kernel + constants.narrow_expert_host_factor
+        left = {"none": 1.0, "partial": constants.partial_graph_host_share, "full": 0.0}[habits.cuda_graphs]
+        floor = floor + left * per_kernel * constants.moe_host_s
     return np.full(len(work.batch), floor)
 
 

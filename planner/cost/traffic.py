@@ -18,6 +18,13 @@ _RESIDUAL = 6.0
 """Bytes per hidden element of one residual add: two inputs read, the sum written."""
 _PERMUTE = 8.0
 """Bytes per hidden element and visited expert: gather into expert order and back, read 2 and write 2 each."""
+_MIXER_PASSES = 18.0
+"""Bytes per channel of a scan mixer: convolution and its activation read 2 and write 2, the scan reads and writes 2,
+its skip reads 2, split into contiguous parts 2 and 2, gated norm reads 4 and writes 2."""
+_CHUNK_STATE = 16.0
+"""Bytes per state element and chunk: fp32 written once, read and written by the pass over chunks, read again."""
+_CHUNK = 128.0
+"""Tokens of one chunk (Megatron's mamba_chunk_size; 64 in delta-rule kernels)."""
 _FP8_CAST = 4.0
 """Bytes per GEMM input element: read 2, write a row-wise and a column-wise fp8 copy."""
 
@@ -37,6 +44,22 @@ def rotary_bytes(work: Work, kind: LayerKind) -> FloatArray:
     passes = (1.0 if model.position == "rope" else 0.0) + (1.0 if model.qk_norm != "none" else 0.0)
     width = (model.heads + (model.heads if model.mla else model.kv_heads)) * model.head_dim
     return passes * 2.0 * work.context.activation_bytes * width * work.tokens / work.tp
+
+
+def mixer_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    """State-space and delta-rule mixers: convolution, gated norm, scan inputs and output, and the states of every
+    chunk, which travel through memory in fp32."""
+    model = work.context.model
+    if kind[0] == "mamba" and model.mamba is not None:
+        channels = model.mamba.heads * model.mamba.head_dim
+        beside, state = 2 * model.mamba.groups * model.mamba.state, model.mamba.state
+    elif kind[0] == "gdn" and model.gdn is not None:
+        channels = model.gdn.v_heads * model.gdn.v_dim
+        beside, state = 2 * model.gdn.qk_heads * model.gdn.qk_dim, model.gdn.qk_dim
+    else:
+        return work.zeros()
+    streamed = _MIXER_PASSES * (channels + beside) + _CHUNK_STATE / _CHUNK * channels * state
+    return streamed * work.tokens / work.tp
 
 
 def activation_bytes(work: Work, kind: LayerKind) -> FloatArray:
