@@ -50,7 +50,11 @@ def _catalogued(model: MeasuredModel) -> ModelSpec | None:
 
 
 def _with_sequence(spec: ModelSpec, model: MeasuredModel) -> ModelSpec:
-    return spec.model_copy(update={"max_seq": max(spec.max_seq, model.seq_len or 0)})
+    """The catalogue's model trained at the record's sequence length, with the prediction blocks that the run had."""
+    changes: dict[str, int] = {"max_seq": max(spec.max_seq, model.seq_len or 0)}
+    if model.mtp_layers is not None:
+        changes["mtp_layers"] = model.mtp_layers
+    return spec.model_copy(update=changes)
 
 
 def _checked(fields: dict[str, object]) -> ModelSpec:

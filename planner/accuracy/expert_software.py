@@ -1,7 +1,7 @@
-"""Which software ran the experts of a measured mixture: dispatcher, overlap of its traffic, fused routing, CUDA graphs.
+"""Which software ran the experts of a measured mixture: dispatcher, overlap of its traffic, padding, CUDA graphs.
 
 What a record states counts first, then the performance recipe attached to it; the rest follows from what the software
-generation ran by default (``fused_routing``, ``_flex_by_default``).
+generation ran by default (``PADDED_UNTIL``, ``FLEX_SINCE``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Literal
 from planner.specs.cluster import Cluster
 from planner.specs.measurement import MeasuredConfiguration
 
-FUSED_SINCE = (25, 9)
-"""Containers from 25.09 on (Megatron-Core 0.12 and later, Megatron-Bridge) fuse router and token permutation."""
 FLEX_SINCE = (25, 11)
-"""Megatron-Bridge recipes from 25.11 on use HybridEP and partial graphs on NVL72 machines; before, and elsewhere unless
-they say so, NCCL's all-to-all and no graphs (scripts/performance/configs of v0.1.0 and v0.2.0)."""
+"""Megatron-Bridge recipes from 25.11 on use HybridEP and partial graphs on NVL72 machines, and elsewhere overlap the
+all-to-all with compute where chunks interleave (scripts/performance/configs of v0.2.0)."""
+PADDED_UNTIL = (25, 9)
+"""Performance recipes of NeMo and of Megatron-Bridge 25.09 gave every expert a fixed number of tokens; later ones drop
+none (the release notes of 25.11 speak of dropless training)."""
 _CONTAINER = re.compile(r"(\d{2})\.(\d{2})")
 _FLEX = ("deepep", "hybridep", "flex")
 _NVL72_DOMAIN = 72
@@ -26,9 +27,9 @@ _NVL72_DOMAIN = 72
 def expert_habits(run: MeasuredConfiguration, cluster: Cluster) -> dict[str, Any]:
     """Changes to the habits of a Megatron stack for one record of a mixture of experts."""
     return {
-        "expert_dispatch": "flex" if _flex(run, cluster) else "all-to-all",
-        "expert_overlap": _overlapped(run),
-        "fused_routing": fused_routing(run),
+        "expert_dispatch": _dispatch(run, cluster),
+        "expert_overlap": _overlapped(run, cluster),
+        "padded_experts": padded(run),
         "cuda_graphs": graphs_of(run, cluster),
     }
 
@@ -39,18 +40,16 @@ def generation(run: MeasuredConfiguration) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def fused_routing(run: MeasuredConfiguration) -> bool:
-    """Whether router and permutation kernels are fused: stated, or by the age of the software."""
-    stated = run.extra.get("router_fusion")
-    if stated is not None:
-        return bool(stated)
+def padded(run: MeasuredConfiguration) -> bool:
+    """Whether every expert computes a fixed number of tokens: stated, or by the age of the recipes."""
+    words = str(run.extra.get("moe_routing") or "").lower()
+    if "drop" in words and "dropless" not in words:
+        return True
+    if not words.startswith(("forced", "not stated")) and words:
+        return False
     age = generation(run)
-    if age is not None:
-        return age >= FUSED_SINCE
-    early = re.match(r"core v0\.(\d+)", run.version or "")
-    if early is not None:
-        return int(early[1]) >= 12
-    return not (run.framework or "").lower().startswith("nemo")
+    recipes = (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
+    return recipes and age is not None and age <= PADDED_UNTIL
 
 
 def graphs_of(run: MeasuredConfiguration, cluster: Cluster) -> Literal["none", "partial", "full"]:
@@ -60,19 +59,23 @@ def graphs_of(run: MeasuredConfiguration, cluster: Cluster) -> Literal["none", "
         if words.startswith("none"):
             return "none"
         return "full" if "full_iteration" in words else "partial"
-    return "partial" if _flex_by_default(run, cluster) else "none"
+    bridge = (run.framework or "").lower().startswith("megatron-bridge")
+    return "partial" if bridge and not _recipe(run) and cluster.domain_gpus >= _NVL72_DOMAIN else "none"
 
 
-def _flex(run: MeasuredConfiguration, cluster: Cluster) -> bool:
-    """Whether tokens travel once to each rank that needs them."""
+def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-all", "flex-between-domains", "flex"]:
+    """How tokens travel to their experts."""
     words = str(run.extra.get("dispatcher") or "").lower()
-    if words:
-        return words.startswith(_FLEX)
     recipe = _recipe(run)
-    if recipe:
-        backend = recipe.get("moe_flex_dispatcher_backend", recipe.get("model.moe_flex_dispatcher_backend"))
-        return any(word in str(backend).lower() for word in _FLEX)
-    return _flex_by_default(run, cluster)
+    if not words and recipe:
+        words = str(recipe.get("moe_flex_dispatcher_backend", recipe.get("model.moe_flex_dispatcher_backend")) or "none")
+    if words:
+        return "flex" if any(name in words.lower() for name in _FLEX) else "all-to-all"
+    if _flex_by_default(run, cluster):
+        return "flex"
+    # DeepEP is what published runs used where expert groups leave the fast links.
+    bridge = (run.framework or "").lower().startswith("megatron-bridge")
+    return "flex-between-domains" if bridge else "all-to-all"
 
 
 def _flex_by_default(run: MeasuredConfiguration, cluster: Cluster) -> bool:
@@ -82,7 +85,7 @@ def _flex_by_default(run: MeasuredConfiguration, cluster: Cluster) -> bool:
     return bridge and not _recipe(run) and (age or recent) >= recent and cluster.domain_gpus >= _NVL72_DOMAIN
 
 
-def _overlapped(run: MeasuredConfiguration) -> bool:
+def _overlapped(run: MeasuredConfiguration, cluster: Cluster) -> bool:
     """Whether expert traffic runs beside another micro-batch's compute; with stages it needs interleaving."""
     recipe, extra = _recipe(run), run.extra
     stated = (
@@ -91,8 +94,17 @@ def _overlapped(run: MeasuredConfiguration) -> bool:
         recipe.get("moe_a2a_overlap"),
         recipe.get("comm_overlap.overlap_moe_expert_parallel_comm"),
     )
-    asked = any(str(value).lower() == "true" for value in stated)
+    if any(value is not None for value in stated):
+        asked = any(str(value).lower() == "true" for value in stated)
+    else:
+        # Whole-iteration graphs came with it in every recipe; without graphs and NVL72 it was the default of 25.11.
+        asked = "full_iteration" in (run.cuda_graphs or "") or _bridge_default(run, cluster)
     return asked and ((run.pp or 1) == 1 or (run.vpp or 1) > 1)
+
+
+def _bridge_default(run: MeasuredConfiguration, cluster: Cluster) -> bool:
+    bridge = (run.framework or "").lower().startswith("megatron-bridge")
+    return bridge and not _recipe(run) and (run.vpp or 1) > 1 and cluster.domain_gpus < _NVL72_DOMAIN
 
 
 def _recipe(run: MeasuredConfiguration) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ _SIXTEEN_BIT: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "f
 
 def precision_of(run: MeasuredConfiguration, cluster: Cluster) -> tuple[Precision, list[str]]:
     """The matrix format; 16 bits where nothing is said."""
-    words = (run.precision or "").lower()
+    words = str(run.precision or run.extra.get("source_precision_label") or "").lower()
     default: Precision = "fp16" if cluster.accelerator.peak.bf16 is None else "bf16"
     if not words:
         return default, [f"precision {default} (not stated)"]
@@ -49,12 +49,16 @@ def recomputations_of(
     run: MeasuredConfiguration, model: ModelSpec, stack: Backend
 ) -> tuple[Recomputation, ...]:
     """What the record says, or every choice worth considering where it says nothing."""
-    offered = {kind.mode: kind for kind in stack.recompute_kinds(model, _job_like(run))}
+    offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
-    selective = offered.get("selective")
+    selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
     words = (run.recompute or "").strip().lower()
     if not words:
-        return (none, full)
+        if model.moe is None and model.pattern is None:
+            return (none, full)
+        # Recipes of mixtures and hybrids pick selective modules; whole layers are the last resort.
+        selected = (Recomputation(kind) for kind in offered.values() if kind.mode == "selective")
+        return (none, *selected, full)
     if words.startswith("none"):
         return (none,)
     if words.startswith("full"):

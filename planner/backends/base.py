@@ -178,8 +178,9 @@ class Habits:
     (DeepEP, HybridEP), everywhere or only where an expert group leaves the fast links."""
     expert_overlap: bool = False
     """Dispatch and combine of one micro-batch run beside another one's compute (combined 1F1B of expert traffic)."""
-    fused_routing: bool = True
-    """Router, token permutation and probability kernels are fused (Megatron-Core 0.12 and later)."""
+    padded_experts: bool = False
+    """Every expert gets the same number of tokens (capacity factor, tokens dropped or padded), so the host issues the
+    expert kernels without learning counts from the device; otherwise no token is dropped."""
     cuda_graphs: Literal["none", "partial", "full"] = "none"
     """What is replayed as CUDA graphs instead of being launched kernel by kernel: nothing; attention, router and
     preprocessing, with the experts outside; the whole iteration."""

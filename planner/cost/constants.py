@@ -34,7 +34,7 @@ class Constants:
     launch_s: float
     expert_half_tokens: float
     moe_host_s: float
-    unfused_routing_host_factor: float
+    padded_expert_host_share: float
     narrow_expert_host_factor: float
     partial_graph_host_share: float
     expert_overlap_share: float

@@ -246,11 +246,10 @@ def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     constants, habits = work.context.constants, work.context.backend.habits
     floor = habits.kernels_per_layer * constants.launch_s if habits.cuda_graphs == "none" else 0.0
     if kind[1] == "moe":
-        per_kernel = 1.0 if habits.fused_routing else constants.unfused_routing_host_factor
-        if work.context.job.narrow:
-            per_kernel = per_kernel + constants.narrow_expert_host_factor
+        narrow = 1.0 + constants.narrow_expert_host_factor if work.context.job.narrow else 1.0
+        counted = constants.padded_expert_host_share if habits.padded_experts else 1.0
         left = {"none": 1.0, "partial": constants.partial_graph_host_share, "full": 0.0}[habits.cuda_graphs]
-        floor = floor + left * per_kernel * constants.moe_host_s
+        floor = floor + left * counted * narrow * constants.moe_host_s
     return np.full(len(work.batch), floor)
 
 

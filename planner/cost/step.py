@@ -66,8 +66,8 @@ class Step:
     @cached_property
     def last_time(self) -> EndTime:
         kinds = self.work.context.kinds
-        last = kinds.index(self.work.context.model.layer_kinds()[-1])
-        return head_time(self.work, self.groups, self.ends.vocab, self.layers[last])
+        block = [self.layers[kinds.index(kind)] for kind in self.work.context.model.prediction_kinds()]
+        return head_time(self.work, self.groups, self.ends.vocab, block)
 
     @cached_property
     def dense_state(self) -> StateBytes:
@@ -229,7 +229,8 @@ class Step:
         context = self.work.context
         if not context.model.mtp_layers:
             return self.work.zeros()
-        block = self.activation_bytes[:, context.kinds.index(context.model.layer_kinds()[-1])]
+        repeated = [context.kinds.index(kind) for kind in context.model.prediction_kinds()]
+        block = self.activation_bytes[:, repeated].sum(axis=1)
         return context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
 
     @cached_property
