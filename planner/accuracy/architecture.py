@@ -16,6 +16,7 @@ from planner.specs.model import BiasSpec, GdnSpec, MambaSpec, MlaSpec, ModelSpec
 GPT_VOCAB = 50_257
 """Vocabulary of a GPT model whose source does not state it (GPT-2's, which the open GPT recipes use)."""
 _DIMENSIONS = ("layers", "hidden", "heads", "vocab")
+_UNSTATED = ("bias", "window", "sinks", "activation")
 _PATTERN = re.compile(r"[ME*\-L]{8,}")
 _UNMODELLED = ("sparse attention", "csa", "dsa", "hyper-connection")
 
@@ -35,7 +36,11 @@ def model_of(model: MeasuredModel) -> tuple[ModelSpec, list[str]]:
         raise Skip("model dimensions not stated")
     if model.hybrid is not None:
         return _hybrid(model, known), assumed
-    return _checked(_plain(model)), assumed
+    fields = _plain(model)
+    if known is not None and fields["moe"] is not None:
+        # No record speaks of biases, windows or sinks.
+        fields |= {name: getattr(known, name) for name in _UNSTATED}
+    return _checked(fields), assumed
 
 
 def _catalogued(model: MeasuredModel) -> ModelSpec | None:

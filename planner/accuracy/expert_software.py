@@ -17,8 +17,7 @@ FLEX_SINCE = (25, 11)
 """Megatron-Bridge recipes from 25.11 on use HybridEP and partial graphs on NVL72 machines, and elsewhere overlap the
 all-to-all with compute where chunks interleave (scripts/performance/configs of v0.2.0)."""
 PADDED_UNTIL = (25, 9)
-"""Performance recipes of NeMo and of Megatron-Bridge 25.09 gave every expert a fixed number of tokens; later ones drop
-none (the release notes of 25.11 speak of dropless training)."""
+"""Megatron-Bridge recipes of 25.09 gave every expert a fixed number of tokens; later ones drop none."""
 _CONTAINER = re.compile(r"(\d{2})\.(\d{2})")
 _FLEX = ("deepep", "hybridep", "flex")
 _NVL72_DOMAIN = 72
@@ -45,11 +44,9 @@ def padded(run: MeasuredConfiguration) -> bool:
     words = str(run.extra.get("moe_routing") or "").lower()
     if "drop" in words and "dropless" not in words:
         return True
-    if not words.startswith(("forced", "not stated")) and words:
-        return False
     age = generation(run)
-    recipes = (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
-    return recipes and age is not None and age <= PADDED_UNTIL
+    bridge = (run.framework or "").lower().startswith("megatron-bridge")
+    return bridge and age is not None and age <= PADDED_UNTIL
 
 
 def graphs_of(run: MeasuredConfiguration, cluster: Cluster) -> Literal["none", "partial", "full"]:

@@ -246,10 +246,9 @@ def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     constants, habits = work.context.constants, work.context.backend.habits
     floor = habits.kernels_per_layer * constants.launch_s if habits.cuda_graphs == "none" else 0.0
     if kind[1] == "moe":
-        narrow = 1.0 + constants.narrow_expert_host_factor if work.context.job.narrow else 1.0
         counted = constants.padded_expert_host_share if habits.padded_experts else 1.0
         left = {"none": 1.0, "partial": constants.partial_graph_host_share, "full": 0.0}[habits.cuda_graphs]
-        floor = floor + left * counted * narrow * constants.moe_host_s
+        floor = floor + left * counted * constants.moe_host_s
     return np.full(len(work.batch), floor)
 
 

@@ -18,6 +18,11 @@ _RESIDUAL = 6.0
 """Bytes per hidden element of one residual add: two inputs read, the sum written."""
 _PERMUTE = 8.0
 """Bytes per hidden element and visited expert: gather into expert order and back, read 2 and write 2 each."""
+_OUTPUT_BIAS = 12.0
+"""Bytes per output element of a biased expert: bias times probability written 2, added 6, experts concatenated 4
+(Megatron-Core, moe/experts.py)."""
+_INPUT_BIAS = 4.0
+"""Bytes per inner element of a biased expert: a second pass that adds the bias."""
 _MIXER_PASSES = 18.0
 """Bytes per channel of a scan mixer: convolution and its activation read 2 and write 2, the scan reads and writes 2,
 its skip reads 2, split into contiguous parts 2 and 2, gated norm reads 4 and writes 2."""
@@ -79,8 +84,13 @@ def routing_bytes(work: Work, kind: LayerKind) -> FloatArray:
     moe = work.context.model.moe
     if kind[1] != "moe" or moe is None:
         return work.zeros()
-    width = moe.latent or work.context.model.hidden
-    return _PERMUTE * width * work.routed_rows + 8.0 * moe.experts * work.sp_tokens
+    model = work.context.model
+    width = moe.latent or model.hidden
+    per_row = np.full(len(work.batch), _PERMUTE * width)
+    if model.bias.mlp:
+        inner = (2.0 if model.gated_mlp else 1.0) * moe.expert_ffn / work.etp
+        per_row = per_row + _OUTPUT_BIAS * width + _INPUT_BIAS * inner
+    return per_row * work.routed_rows + 8.0 * moe.experts * work.sp_tokens
 
 
 def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
