@@ -26,6 +26,9 @@ from planner.specs.model import ModelSpec
 
 LARGEST_MICRO_BATCH = 8
 """Micro-batches tried where a source states none: 1, 2, 4, 8."""
+_EMPTY_ENDS = 2
+"""Chunks that can hold no layer: Megatron counts embedding and loss as layers of the split if asked to
+(--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split)."""
 _SCHEDULES = {
     "gpipe": "gpipe",
     "afab": "gpipe",
@@ -137,7 +140,7 @@ def _batch(
         stages = layers // degrees.pp
         chunks = tuple(size for size in range(1, stages + 1) if layers % (degrees.pp * size) == 0) or (1,)
         said.append("virtual stages not stated: the fastest")
-    if degrees.pp * chunks[0] > layers or degrees.pp == 1:
+    if degrees.pp * chunks[0] > layers + _EMPTY_ENDS or degrees.pp == 1:
         chunks = (1,)
     rows = [
         _row(run, context, degrees, size, vpp, index, choice.layers)
@@ -158,7 +161,7 @@ def _row(
     def one(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.array([value], dtype=np.int64)
 
-    layout = context.backend.default_layout(context.model, degrees.pp, vpp)
+    layout = context.backend.default_layout(context.model, degrees.pp, vpp) or _between_ends(context, degrees.pp * vpp)
     if layout is None:
         raise Skip("layers cannot be split over the stages")
     zero = 1 if run.zero is None else run.zero
@@ -185,6 +188,14 @@ def _row(
         offload_parameters=one(0),
         stage_layers=np.array([layout], dtype=np.int64),
     )
+
+
+def _between_ends(context: CostContext, stages: int) -> tuple[int, ...] | None:
+    """One layer a chunk where embedding and loss take the first and the last chunk for themselves."""
+    empty = stages - context.model.layers
+    if not 0 < empty <= _EMPTY_ENDS or not context.backend.name.startswith("megatron"):
+        return None
+    return (*[0] * (empty // 2), *[1] * context.model.layers, *[0] * (empty - empty // 2))
 
 
 def _schedule(run: MeasuredConfiguration, pp: int, vpp: int) -> str:
