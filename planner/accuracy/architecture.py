@@ -149,7 +149,9 @@ def _hybrid(model: MeasuredModel, known: ModelSpec | None) -> ModelSpec:
     if isinstance(moe, MoeSpec):
         latent = _number(text, r"latent(?: size)? (\d+)", 0)
         fields["moe"] = moe.model_copy(update={"latent": latent, "dense_first": 0, "every": 1, "offset": 0})
-    return _checked(fields | {"pattern": pattern, "mamba": _mamba(text, model), "attention": "hybrid", "position": "none"})
+    return _checked(
+        fields | {"pattern": pattern, "mamba": _mamba(text, model), "attention": "hybrid", "position": "none"}
+    )
 
 
 def _pattern(text: str, layers: int) -> str | None:
@@ -158,13 +160,12 @@ def _pattern(text: str, layers: int) -> str | None:
         if len(found) == layers:
             return str(found)
     counts = {
-        letter: _number(text, rf"(\d+) {word}", 0) for letter, word in (("M", "mamba"), ("-", "mlp"), ("*", "attention"))
+        letter: _number(text, rf"(\d+) {word}", 0)
+        for letter, word in (("M", "mamba"), ("-", "mlp"), ("*", "attention"))
     }
     if sum(counts.values()) != layers or not counts["M"]:
         return None
-    slots = sorted(
-        ((index + 0.5) / count, letter) for letter, count in counts.items() for index in range(count)
-    )
+    slots = sorted(((index + 0.5) / count, letter) for letter, count in counts.items() for index in range(count))
     return "".join(letter for _, letter in slots)
 
 
@@ -173,7 +174,11 @@ def _mamba(text: str, model: MeasuredModel) -> MambaSpec:
     head_dim = _number(text, r"heads \d+ x (\d+)", 64)
     heads = _number(text, r"(?:heads|mamba2) (\d+)", 0) or 2 * (model.hidden or 0) // head_dim
     return MambaSpec(
-        heads=heads, head_dim=head_dim, groups=_number(text, r"groups (\d+)", 8), state=_number(text, r"state (\d+)", 128), conv=4
+        heads=heads,
+        head_dim=head_dim,
+        groups=_number(text, r"groups (\d+)", 8),
+        state=_number(text, r"state (\d+)", 128),
+        conv=4,
     )
 
 

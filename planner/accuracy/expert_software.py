@@ -17,7 +17,8 @@ FLEX_SINCE = (25, 11)
 """Megatron-Bridge recipes from 25.11 on use HybridEP and partial graphs on NVL72 machines, and elsewhere overlap the
 all-to-all with compute where chunks interleave (scripts/performance/configs of v0.2.0)."""
 PADDED_UNTIL = (25, 9)
-"""Megatron-Bridge recipes of 25.09 gave every expert a fixed number of tokens; later ones drop none."""
+"""Performance recipes of NeMo and of Megatron-Bridge 25.09 gave every expert a fixed number of tokens; later ones drop
+none."""
 _CONTAINER = re.compile(r"(\d{2})\.(\d{2})")
 _FLEX = ("deepep", "hybridep", "flex")
 _NVL72_DOMAIN = 72
@@ -29,6 +30,7 @@ def expert_habits(run: MeasuredConfiguration, cluster: Cluster) -> dict[str, Any
         "expert_dispatch": _dispatch(run, cluster),
         "expert_overlap": _overlapped(run, cluster),
         "padded_experts": padded(run),
+        "balanced_routing": balanced(run),
         "cuda_graphs": graphs_of(run, cluster),
     }
 
@@ -45,8 +47,18 @@ def padded(run: MeasuredConfiguration) -> bool:
     if "drop" in words and "dropless" not in words:
         return True
     age = generation(run)
-    bridge = (run.framework or "").lower().startswith("megatron-bridge")
-    return bridge and age is not None and age <= PADDED_UNTIL
+    recipes = (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
+    return recipes and age is not None and age <= PADDED_UNTIL
+
+
+def balanced(run: MeasuredConfiguration) -> bool:
+    """Whether experts get equal shares: said so, fixed by a capacity, or a benchmark, which forces it; fine-tuning and
+    verification runs route real data."""
+    stated = [run.extra.get(name) for name in ("force_balance", "forced_balance") if run.extra.get(name) is not None]
+    if stated:
+        return any(stated)
+    fine_tuned = str(run.extra.get("task") or "pretrain") != "pretrain"
+    return padded(run) or not (fine_tuned or run.extra.get("tuned") is False)
 
 
 def graphs_of(run: MeasuredConfiguration, cluster: Cluster) -> Literal["none", "partial", "full"]:
@@ -57,7 +69,8 @@ def graphs_of(run: MeasuredConfiguration, cluster: Cluster) -> Literal["none", "
             return "none"
         return "full" if "full_iteration" in words else "partial"
     bridge = (run.framework or "").lower().startswith("megatron-bridge")
-    return "partial" if bridge and not _recipe(run) and cluster.domain_gpus >= _NVL72_DOMAIN else "none"
+    hybrid = "hybridep" in str(run.extra.get("dispatcher") or "").lower()
+    return "partial" if bridge and not _recipe(run) and (hybrid or cluster.domain_gpus >= _NVL72_DOMAIN) else "none"
 
 
 def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-all", "flex-between-domains", "flex"]:
@@ -65,7 +78,9 @@ def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-a
     words = str(run.extra.get("dispatcher") or "").lower()
     recipe = _recipe(run)
     if not words and recipe:
-        words = str(recipe.get("moe_flex_dispatcher_backend", recipe.get("model.moe_flex_dispatcher_backend")) or "none")
+        words = str(
+            recipe.get("moe_flex_dispatcher_backend", recipe.get("model.moe_flex_dispatcher_backend")) or "none"
+        )
     if words:
         return "flex" if any(name in words.lower() for name in _FLEX) else "all-to-all"
     if _flex_by_default(run, cluster):

@@ -91,9 +91,7 @@ def interpret(run: MeasuredRun) -> Case:
     context = CostContext(model, cluster, job, _shared(stack))
     batch, left_open = _batch(run.run, context, degrees, recomputations)
     kind, rank = memory_figure(run, stack.name)
-    return Case(
-        run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed
-    )
+    return Case(run, context, batch, (*assumed, *degrees.assumed, *left_open), kind, rank, known, timed)
 
 
 _STACKS: dict[tuple[object, ...], Backend] = {}

@@ -45,9 +45,7 @@ class Recomputation:
     layers: int = EVERY_LAYER
 
 
-def recomputations_of(
-    run: MeasuredConfiguration, model: ModelSpec, stack: Backend
-) -> tuple[Recomputation, ...]:
+def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     """What the record says, or every choice worth considering where it says nothing."""
     offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
     none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)

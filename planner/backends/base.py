@@ -181,6 +181,9 @@ class Habits:
     padded_experts: bool = False
     """Every expert gets the same number of tokens (capacity factor, tokens dropped or padded), so the host issues the
     expert kernels without learning counts from the device; otherwise no token is dropped."""
+    balanced_routing: bool = True
+    """The router is forced (or has learned) to give every expert the same number of tokens, as benchmarks and the plan
+    assume; otherwise the busiest rank decides."""
     cuda_graphs: Literal["none", "partial", "full"] = "none"
     """What is replayed as CUDA graphs instead of being launched kernel by kernel: nothing; attention, router and
     preprocessing, with the experts outside; the whole iteration."""

@@ -37,6 +37,7 @@ class Constants:
     padded_expert_host_share: float
     partial_graph_host_share: float
     expert_overlap_share: float
+    natural_routing_peak: float
     scan_share: float
     fabric_bus_share: float
     fabric_half_message_bytes: float
@@ -118,7 +119,9 @@ def _document() -> dict[str, Any]:
 def published_constants() -> ConstantTable:
     """The values of constants.yaml."""
     values = {
-        name: {key: float(value["value"] if isinstance(value, dict) else value) for key, value in entry["values"].items()}
+        name: {
+            key: float(value["value"] if isinstance(value, dict) else value) for key, value in entry["values"].items()
+        }
         for name, entry in _document().items()
     }
     return ConstantTable(values)

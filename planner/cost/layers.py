@@ -226,7 +226,7 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     moe, habits = context.model.moe, context.backend.habits
     if kind[1] != "moe" or moe is None:
         return Term("expert-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
-    token = work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
+    token = work.busiest_share * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
     plain = groups.expert.all_to_all_s(moe.top_k * token)
     flex = groups.expert.dispatch_s(token, moe.top_k)
     chosen = {
