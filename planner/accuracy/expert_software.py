@@ -31,8 +31,16 @@ def expert_habits(run: MeasuredConfiguration, cluster: Cluster) -> dict[str, Any
         "expert_overlap": _overlapped(run, cluster),
         "padded_experts": padded(run),
         "balanced_routing": balanced(run),
+        "fused_expert_mlp": _fused_mlp(run),
         "cuda_graphs": graphs_of(run, cluster),
     }
+
+
+def _fused_mlp(run: MeasuredConfiguration) -> bool:
+    """Whether activation and quantisation run inside the grouped GEMM: stated, or with whole-iteration graphs, which
+    came with it (recipes of 26.06: moe_mlp_glu_interleave_size 32)."""
+    stated = run.extra.get("cutedsl_fused_grouped_mlp")
+    return bool(stated) if stated is not None else "full_iteration" in (run.cuda_graphs or "")
 
 
 def generation(run: MeasuredConfiguration) -> tuple[int, int] | None:

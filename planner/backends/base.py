@@ -181,6 +181,8 @@ class Habits:
     padded_experts: bool = False
     """Every expert gets the same number of tokens (capacity factor, tokens dropped or padded), so the host issues the
     expert kernels without learning counts from the device; otherwise no token is dropped."""
+    fused_expert_mlp: bool = False
+    """The expert activation and the quantisation of its result run inside the grouped GEMM (narrow formats only)."""
     balanced_routing: bool = True
     """The router is forced (or has learned) to give every expert the same number of tokens, as benchmarks and the plan
     assume; otherwise the busiest rank decides."""

@@ -30,8 +30,9 @@ _CHUNK_STATE = 16.0
 """Bytes per state element and chunk: fp32 written once, read and written by the pass over chunks, read again."""
 _CHUNK = 128.0
 """Tokens of one chunk (Megatron's mamba_chunk_size; 64 in delta-rule kernels)."""
-_FP8_CAST = 4.0
-"""Bytes per GEMM input element: read 2, write a row-wise and a column-wise fp8 copy."""
+_CAST = {"fp8": 4.0, "nvfp4": 8.0}
+"""Bytes per GEMM input element: read 2, write a row-wise and a column-wise fp8 copy; fp4 also reads for its largest
+value, and once more for the rotated column-wise copy (Transformer Engine's NVFP4 recipe)."""
 
 
 def norms_bytes(work: Work) -> FloatArray:
@@ -74,7 +75,8 @@ def activation_bytes(work: Work, kind: LayerKind) -> FloatArray:
     if kind[1] == "dense":
         return reads_and_writes * model.ffn * work.tokens / work.tp
     if kind[1] == "moe" and model.moe is not None:
-        routed = work.routed_rows * model.moe.expert_ffn / work.etp
+        fused = work.context.backend.habits.fused_expert_mlp and work.context.job.narrow
+        routed = work.zeros() if fused else work.routed_rows * model.moe.expert_ffn / work.etp
         return reads_and_writes * (routed + model.moe.shared_ffn * work.tokens / work.tp)
     return work.zeros()
 
@@ -103,8 +105,9 @@ def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
     if kind[1] == "dense":
         elements = elements + (model.hidden + model.ffn / work.tp) * work.tokens
     elif kind[1] == "moe" and model.moe is not None:
-        elements = elements + (model.hidden + model.moe.expert_ffn / work.etp) * work.routed_rows
-    return _FP8_CAST * elements
+        inner = 0.0 if work.context.backend.habits.fused_expert_mlp else model.moe.expert_ffn / work.etp
+        elements = elements + ((model.moe.latent or model.hidden) + inner) * work.routed_rows
+    return _CAST[work.context.job.precision] * elements
 
 
 def stream_s(work: Work, fused_bytes: FloatArray) -> FloatArray:
