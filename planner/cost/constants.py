@@ -35,6 +35,8 @@ class Constants:
     expert_half_tokens: float
     moe_host_s: float
     padded_expert_host_share: float
+    narrow_expert_host_factor: float
+    tensor_parallel_host_factor: float
     partial_graph_host_share: float
     expert_overlap_share: float
     natural_routing_peak: float

@@ -246,10 +246,13 @@ def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     constants, habits = work.context.constants, work.context.backend.habits
     floor = habits.kernels_per_layer * constants.launch_s if habits.cuda_graphs == "none" else 0.0
     if kind[1] == "moe":
+        launches = 1.0 + np.where(work.batch.tp > 1, constants.tensor_parallel_host_factor, 0.0)
+        if work.context.job.narrow:
+            launches = launches + constants.narrow_expert_host_factor
         counted = constants.padded_expert_host_share if habits.padded_experts else 1.0
         left = {"none": 1.0, "partial": constants.partial_graph_host_share, "full": 0.0}[habits.cuda_graphs]
-        floor = floor + left * counted * constants.moe_host_s
-    return np.full(len(work.batch), floor)
+        floor = floor + left * counted * launches * constants.moe_host_s
+    return work.zeros() + floor
 
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:
