@@ -25,7 +25,7 @@ _NVL72_DOMAIN = 72
 
 
 def expert_habits(run: MeasuredConfiguration, cluster: Cluster) -> dict[str, Any]:
-    """Changes to the habits of a Megatron stack for one record of a mixture of experts."""
+    """Changes to the habits of a stack for one record of a mixture of experts."""
     return {
         "expert_dispatch": _dispatch(run, cluster),
         "expert_overlap": _overlapped(run, cluster),
@@ -83,7 +83,7 @@ def graphs_of(run: MeasuredConfiguration, cluster: Cluster) -> Literal["none", "
 
 def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-all", "flex-between-domains", "flex"]:
     """How tokens travel to their experts."""
-    words = str(run.extra.get("dispatcher") or "").lower()
+    words = str(run.extra.get("dispatcher") or run.extra.get("kernels") or "").lower()
     recipe = _recipe(run)
     if not words and recipe:
         words = str(

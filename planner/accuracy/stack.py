@@ -29,6 +29,6 @@ def stack_of(run: MeasuredRun, cluster: Cluster) -> tuple[Backend, bool]:
     if overlap is None and run.model.moe is not None:
         # Performance recipes of mixtures leave it off: with experts the user buffers cover too little.
         changes["tensor_parallel_overlap"] = False
-    if run.model.moe is not None and stack.name.startswith("megatron"):
+    if run.model.moe is not None:
         changes |= expert_habits(config, cluster)
     return (stack.with_habits(**changes) if changes else stack), known

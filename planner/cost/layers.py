@@ -119,7 +119,6 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     elementwise = [
         ("norms", traffic.norms_bytes(work)),
         ("rotary", traffic.rotary_bytes(work, kind)),
-        ("mixer elementwise", traffic.mixer_bytes(work, kind)),
         ("activation function", traffic.activation_bytes(work, kind)),
         ("expert permutation", traffic.routing_bytes(work, kind)),
         ("fp8 casts", traffic.cast_bytes(work, kind)),
@@ -132,9 +131,10 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
             "causal FLOPs over the kernel's rate at this length and occupancy",
         )
     ]
-    for name, moved in elementwise:
-        if np.any(moved):
-            seconds = traffic.stream_s(work, moved)
+    mixer = traffic.mixer_bytes(work, kind) / work.context.stream_bytes_per_s
+    timed = [("mixer elementwise", mixer), *((name, traffic.stream_s(work, moved)) for name, moved in elementwise)]
+    for name, seconds in timed:
+        if np.any(seconds):
             terms.append(
                 Term(
                     name, seconds, 2.0 * seconds, "bytes over sustained memory bandwidth; backward moves twice as many"
