@@ -19,7 +19,7 @@ all-to-all with compute where chunks interleave (scripts/performance/configs of 
 PADDED_UNTIL = (25, 9)
 """Performance recipes of NeMo and of Megatron-Bridge 25.09 gave every expert a fixed number of tokens; later ones drop
 none."""
-_CONTAINER = re.compile(r"(\d{2})\.(\d{2})")
+_CONTAINER = re.compile(r"(?<![\d.])(2\d)\.(0\d|1[0-2])(?!\d)")
 _FLEX = ("deepep", "hybridep", "flex")
 _NVL72_DOMAIN = 72
 
@@ -76,9 +76,8 @@ def graphs_of(run: MeasuredConfiguration, cluster: Cluster) -> Literal["none", "
         if words.startswith("none"):
             return "none"
         return "full" if "full_iteration" in words else "partial"
-    bridge = (run.framework or "").lower().startswith("megatron-bridge")
     hybrid = "hybridep" in str(run.extra.get("dispatcher") or "").lower()
-    return "partial" if bridge and not _recipe(run) and (hybrid or cluster.domain_gpus >= _NVL72_DOMAIN) else "none"
+    return "partial" if _unread_recipe(run) and (hybrid or cluster.domain_gpus >= _NVL72_DOMAIN) else "none"
 
 
 def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-all", "flex-between-domains", "flex"]:
@@ -91,18 +90,10 @@ def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-a
         )
     if words:
         return "flex" if any(name in words.lower() for name in _FLEX) else "all-to-all"
-    if _flex_by_default(run, cluster):
+    if _unread_recipe(run) and (generation(run) or FLEX_SINCE) >= FLEX_SINCE and cluster.domain_gpus >= _NVL72_DOMAIN:
         return "flex"
-    # DeepEP is what published runs used where expert groups leave the fast links.
-    bridge = (run.framework or "").lower().startswith("megatron-bridge")
-    return "flex-between-domains" if bridge else "all-to-all"
-
-
-def _flex_by_default(run: MeasuredConfiguration, cluster: Cluster) -> bool:
-    """Whether Megatron-Bridge's own recipes of that age use HybridEP and partial graphs on this machine."""
-    age, recent = generation(run), FLEX_SINCE
-    bridge = (run.framework or "").lower().startswith("megatron-bridge")
-    return bridge and not _recipe(run) and (age or recent) >= recent and cluster.domain_gpus >= _NVL72_DOMAIN
+    # DeepEP is what Megatron-Bridge used where expert groups leave the fast links.
+    return "flex-between-domains" if _bridge(run) else "all-to-all"
 
 
 def _overlapped(run: MeasuredConfiguration, cluster: Cluster) -> bool:
@@ -117,14 +108,19 @@ def _overlapped(run: MeasuredConfiguration, cluster: Cluster) -> bool:
     if any(value is not None for value in stated):
         asked = any(str(value).lower() == "true" for value in stated)
     else:
-        # Whole-iteration graphs came with it in every recipe; without graphs and NVL72 it was the default of 25.11.
-        asked = "full_iteration" in (run.cuda_graphs or "") or _bridge_default(run, cluster)
+        # Whole-iteration graphs came with it in every recipe, and recipes off NVL72 interleave for its sake.
+        off_nvl72 = (run.vpp or 1) > 1 and cluster.domain_gpus < _NVL72_DOMAIN
+        asked = "full_iteration" in (run.cuda_graphs or "") or (_unread_recipe(run) and off_nvl72)
     return asked and ((run.pp or 1) == 1 or (run.vpp or 1) > 1)
 
 
-def _bridge_default(run: MeasuredConfiguration, cluster: Cluster) -> bool:
-    bridge = (run.framework or "").lower().startswith("megatron-bridge")
-    return bridge and not _recipe(run) and (run.vpp or 1) > 1 and cluster.domain_gpus < _NVL72_DOMAIN
+def _bridge(run: MeasuredConfiguration) -> bool:
+    return (run.framework or "").lower().startswith("megatron-bridge")
+
+
+def _unread_recipe(run: MeasuredConfiguration) -> bool:
+    """A Megatron-Bridge run whose recipe is not in the record: what recipes usually set is taken."""
+    return _bridge(run) and not _recipe(run)
 
 
 def _recipe(run: MeasuredConfiguration) -> Mapping[str, Any]:

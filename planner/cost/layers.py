@@ -244,7 +244,7 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
 def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
     """Launch-bound time of one layer; what CUDA graphs replay costs the host nothing."""
     constants, habits = work.context.constants, work.context.backend.habits
-    floor = habits.kernels_per_layer * constants.launch_s if habits.cuda_graphs == "none" else 0.0
+    floor = work.zeros() + (habits.kernels_per_layer * constants.launch_s if habits.cuda_graphs == "none" else 0.0)
     if kind[1] == "moe":
         launches = 1.0 + np.where(work.batch.tp > 1, constants.tensor_parallel_host_factor, 0.0)
         if work.context.job.narrow:
@@ -252,7 +252,7 @@ def _host_floor(work: Work, kind: LayerKind) -> FloatArray:
         counted = constants.padded_expert_host_share if habits.padded_experts else 1.0
         left = {"none": 1.0, "partial": constants.partial_graph_host_share, "full": 0.0}[habits.cuda_graphs]
         floor = floor + left * counted * launches * constants.moe_host_s
-    return work.zeros() + floor
+    return floor
 
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:

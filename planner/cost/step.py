@@ -238,7 +238,8 @@ class Step:
             return self.work.zeros()
         repeated = [context.kinds.index(kind) for kind in context.model.prediction_kinds()]
         block = self.activation_bytes[:, repeated].sum(axis=1)
-        return context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
+        saved: FloatArray = context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
+        return saved
 
     @cached_property
     def device_overhead(self) -> FloatArray:
