@@ -16,6 +16,7 @@ from planner.specs.model import BiasSpec, GdnSpec, MambaSpec, MlaSpec, ModelSpec
 GPT_VOCAB = 50_257
 """Vocabulary of a GPT model whose source does not state it (GPT-2's, which the open GPT recipes use)."""
 _DIMENSIONS = ("layers", "hidden", "heads", "vocab")
+_UNSTATED = ("bias", "window", "sinks", "activation")
 _PATTERN = re.compile(r"[ME*\-L]{8,}")
 _UNMODELLED = ("sparse attention", "csa", "dsa", "hyper-connection")
 
@@ -36,7 +37,10 @@ def model_of(model: MeasuredModel) -> tuple[ModelSpec, list[str]]:
     if model.hybrid is not None:
         return _hybrid(model, known), assumed
     fields = _plain(model)
-    if known is not None and known.moe is None and known.ffn == fields["ffn"]:
+    if known is not None and fields["moe"] is not None:
+        # No record speaks of biases, windows or sinks.
+        fields |= {name: getattr(known, name) for name in _UNSTATED}
+    elif known is not None and known.moe is None and known.ffn == fields["ffn"]:
         # The record's dimensions with the details that records do not carry.
         details = ("norm", "norms_per_layer", "bias", "position", "learned_positions", "activation", "qk_norm", "window")
         fields |= {name: getattr(known, name) for name in details}
@@ -55,7 +59,11 @@ def _catalogued(model: MeasuredModel) -> ModelSpec | None:
 
 
 def _with_sequence(spec: ModelSpec, model: MeasuredModel) -> ModelSpec:
-    return spec.model_copy(update={"max_seq": max(spec.max_seq, model.seq_len or 0)})
+    """The catalogue's model trained at the record's sequence length, with the prediction blocks that the run had."""
+    changes: dict[str, int] = {"max_seq": max(spec.max_seq, model.seq_len or 0)}
+    if model.mtp_layers is not None:
+        changes["mtp_layers"] = model.mtp_layers
+    return spec.model_copy(update=changes)
 
 
 def _checked(fields: dict[str, object]) -> ModelSpec:

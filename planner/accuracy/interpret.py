@@ -34,6 +34,9 @@ scripts/performance/configs/llama; NeMo the same); its other runs follow the lib
 PACKED_SAMPLE_TOKENS = 170
 """Tokens of a question, its context and its answer in SQuAD, the default set of NVIDIA's fine-tuning recipes, where a
 record says that samples are packed but not how long they are."""
+_EMPTY_ENDS = 2
+"""Chunks that can hold no layer: Megatron counts embedding and loss as layers of the split if asked to
+(--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split)."""
 _SCHEDULES = {
     "gpipe": "gpipe",
     "afab": "gpipe",
@@ -78,7 +81,7 @@ def interpret(run: MeasuredRun) -> Case:
     model, assumed = model_of(run.model)
     cluster, _ = cluster_of(run.hardware)
     precision, said = precision_of(run.run, cluster)
-    stack, known = stack_of(run, precision)
+    stack, known = stack_of(run, cluster, precision)
     assumed = assumed + said
     degrees = _degrees(run.run, model, cluster.gpus)
     timed = run.run.global_batch is not None
@@ -160,7 +163,11 @@ def _batch(
         stages = layers // degrees.pp
         chunks = tuple(size for size in range(1, stages + 1) if layers % (degrees.pp * size) == 0) or (1,)
         said.append("virtual stages not stated: the fastest")
-    if degrees.pp == 1 or context.backend.default_layout(context.model, degrees.pp, chunks[0]) is None:
+    if (
+        degrees.pp == 1
+        or context.backend.default_layout(context.model, degrees.pp, chunks[0]) is None
+        and degrees.pp * chunks[0] > layers + _EMPTY_ENDS
+    ):
         chunks = (1,)
     rows = [
         _row(run, context, degrees, size, vpp, index, choice.layers)
@@ -181,7 +188,7 @@ def _row(
     def one(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.array([value], dtype=np.int64)
 
-    layout = context.backend.default_layout(context.model, degrees.pp, vpp)
+    layout = context.backend.default_layout(context.model, degrees.pp, vpp) or _between_ends(context, degrees.pp * vpp)
     if layout is None:
         raise Skip("layers cannot be split over the stages")
     # Where nothing is said: as much as the framework is built for, ZeRO-1 for Megatron, all of it for FSDP.
@@ -229,6 +236,14 @@ def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _De
     node = max(context.cluster.gpus_per_node // degrees.tp, 1)
     hybrid = strategy.startswith(("hsdp", "hybrid"))
     return node if hybrid and replicas % node == 0 else replicas
+
+
+def _between_ends(context: CostContext, stages: int) -> tuple[int, ...] | None:
+    """One layer a chunk where embedding and loss take the first and the last chunk for themselves."""
+    empty = stages - context.model.layers
+    if not 0 < empty <= _EMPTY_ENDS or not context.backend.name.startswith("megatron"):
+        return None
+    return (*[0] * (empty // 2), *[1] * context.model.layers, *[0] * (empty - empty // 2))
 
 
 def _schedule(run: MeasuredConfiguration, pp: int, vpp: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.accuracy.skip import Skip
@@ -20,7 +21,7 @@ _SIXTEEN_BIT: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "f
 
 def precision_of(run: MeasuredConfiguration, cluster: Cluster) -> tuple[Precision, list[str]]:
     """The matrix format; 16 bits where nothing is said."""
-    words = (run.precision or str(run.extra.get("source_precision_label") or "")).lower()
+    words = str(run.precision or run.extra.get("source_precision_label") or "").lower()
     default: Precision = "fp16" if cluster.accelerator.peak.bf16 is None else "bf16"
     if not words:
         return default, [f"precision {default} (not stated)"]
@@ -88,20 +89,15 @@ def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backe
 
 def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
-    none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
+    none = Recomputation(megatron.NONE)
     selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
     words = (run.recompute or "").strip().lower()
     offloaded = re.search(r"activations of (\d+) layers", run.offload or "")
     if offloaded is not None and words in ("", "none"):
         return (Recomputation(ACTIVATIONS_TO_HOST, int(offloaded[1])),)
-    if not words and stack.name == "megatron-fsdp":
-        parts = [] if run.offload else [Recomputation(ACTIVATIONS_TO_HOST, layers) for layers in _quarters(model, run)]
-        return (none, full, *parts)
-    if not words and isinstance(stack, megatron.Megatron):
-        # NVIDIA's performance recipes for fine-tuning recompute nothing (Megatron-Bridge, scripts/performance/configs).
-        repeats = "full" in offered and not (tuned(run) and _fine_tuning(run))
-        return (none, full) if repeats else (none,)
-    if not words or "solver" in words:
+    if not words:
+        return _unstated(run, model, stack, offered)
+    if "solver" in words:
         return tuple(Recomputation(kind) for kind in offered.values())
     if words.startswith("none"):
         return (none,)
@@ -118,6 +114,26 @@ def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend
             return (Recomputation(selective),)
         return (Recomputation(megatron.CORE_ATTENTION),)
     raise Skip(f"unknown recomputation {words[:30]!r}")
+
+
+def _unstated(
+    run: MeasuredConfiguration, model: ModelSpec, stack: Backend, offered: Mapping[str, RecomputeKind]
+) -> tuple[Recomputation, ...]:
+    """Choices worth considering where a record says nothing of recomputation."""
+    if not isinstance(stack, megatron.Megatron):
+        return tuple(Recomputation(kind) for kind in offered.values())
+    none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
+    if stack.name == "megatron-fsdp":
+        parts = [] if run.offload else [Recomputation(ACTIVATIONS_TO_HOST, layers) for layers in _quarters(model, run)]
+        return (none, full, *parts)
+    # NVIDIA's performance recipes for fine-tuning recompute nothing (Megatron-Bridge, scripts/performance/configs).
+    if "full" not in offered or (tuned(run) and _fine_tuning(run)):
+        return (none,)
+    if model.moe is None and model.pattern is None:
+        return (none, full)
+    # Recipes of mixtures and hybrids pick selective modules; whole layers are the last resort.
+    selected = (Recomputation(kind) for kind in offered.values() if kind.mode == "selective")
+    return (none, *selected, full)
 
 
 def tuned(run: MeasuredConfiguration) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.accuracy.expert_software import expert_habits
 from planner.accuracy.memory_layout import memory_habits
 from planner.backends.base import Backend, NarrowRecipe
+from planner.backends.megatron import Megatron
 from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, reduced_in_16_bits, stack_named
+from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
 
@@ -24,7 +27,7 @@ _KERNELS: dict[str, dict[str, Any]] = {
 """What the kernels of a layout study replace, by the names of its sheets."""
 
 
-def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
+def stack_of(run: MeasuredRun, cluster: Cluster, precision: Precision) -> tuple[Backend, bool]:
     """The stack, and whether its framework is one of those that were measured."""
     config = run.run
     stack, known = stack_named(config.framework or "")
@@ -47,11 +50,16 @@ def stack_of(run: MeasuredRun, precision: Precision) -> tuple[Backend, bool]:
         # Tuned recipes fuse the rotary kernel; the libraries' own defaults do not.
         changes["rotary_sample_by_sample"] = stack.name.startswith("megatron")
     if "deepep" in str(config.extra.get("ep_dispatch")).lower():
-        changes["expert_dispatch"] = "once-per-domain"
+        changes["expert_dispatch"] = "flex"
     if str(config.extra.get("fsdp_mixed_precision")).upper() == "PURE":
         changes["gradient_reduce_bytes"] = reduced_in_16_bits
     if stack.name == "aleph-alpha":
         changes |= _KERNELS.get(str(config.extra.get("kernel") or ""), {})
+    if run.model.moe is not None and isinstance(stack, Megatron):
+        if overlap is None:
+            # Performance recipes of mixtures leave it off: with experts the user buffers cover too little.
+            changes["tensor_parallel_overlap"] = False
+        changes |= expert_habits(config, cluster)
     changes |= memory_habits(config, stack, precision)
     return stack.with_habits(**changes), known
 

@@ -196,8 +196,22 @@ class Habits:
     """Scaling of 8-bit matrices where a run states it; None: what the framework takes on the accelerator."""
     allocator_factor: float
     """Reserved over allocated bytes."""
-    expert_dispatch: Literal["all-to-all", "once-per-domain"] = "all-to-all"
-    """Every copy of a token travels to its expert, or one copy to each fast-link domain with some of its experts."""
+    expert_dispatch: Literal["all-to-all", "flex-between-domains", "flex"] = "all-to-all"
+    """Every copy of a token travels to its expert; or one copy to each domain and rank with some of its experts
+    (DeepEP, HybridEP), everywhere or only where an expert group leaves the fast links."""
+    expert_overlap: bool = False
+    """Dispatch and combine of one micro-batch run beside another one's compute (combined 1F1B of expert traffic)."""
+    padded_experts: bool = False
+    """Every expert gets the same number of tokens (capacity factor, tokens dropped or padded), so the host issues the
+    expert kernels without learning counts from the device; otherwise no token is dropped."""
+    fused_expert_mlp: bool = False
+    """The expert activation and the quantisation of its result run inside the grouped GEMM (narrow formats only)."""
+    balanced_routing: bool = True
+    """The router is forced (or has learned) to give every expert the same number of tokens, as benchmarks and the plan
+    assume; otherwise the busiest rank decides."""
+    cuda_graphs: Literal["none", "partial", "full"] = "none"
+    """What is replayed as CUDA graphs instead of being launched kernel by kernel: nothing; attention, router and
+    preprocessing, with the experts outside; the whole iteration."""
     rotary_sample_by_sample: bool = field(default=False, kw_only=True)
     """Rotary positions of packed sequences are applied to one sample after another, by kernels of their own."""
     attention_kernel: AttentionKernel = "flash2"

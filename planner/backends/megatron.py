@@ -160,6 +160,20 @@ def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     return _joined(*chosen) if chosen else NONE
 
 
+def _beside_prediction_blocks(model: ModelSpec, stages: int, chunked: bool) -> tuple[int, ...]:
+    """Layers of each stage where the last one also holds prediction blocks and their passes through the head."""
+    h, moe = model.hidden, model.moe
+    width = moe.top_k * moe.expert_ffn + moe.shared_ffn if moe is not None else model.ffn
+    layer = (4 * h + 3 * width) * h
+    weight = model.mtp_layers + round((1 + model.mtp_layers) * model.vocab * h / layer)
+    last = max(-(-(model.layers + weight) // stages) - weight, 1)
+    if chunked:
+        # Chunks of an interleaved schedule stay as even as the layer count allows.
+        last = max(last, model.layers - (stages - 1) * -(-model.layers // stages))
+    layers, extra = divmod(model.layers - last, stages - 1)
+    return (*(layers + (stages - 1 - stage <= extra) for stage in range(stages - 1)), last)
+
+
 class Megatron(Backend):
     """Megatron-LM as released with megatron-core 0.16 to 0.19."""
 
@@ -191,7 +205,7 @@ class Megatron(Backend):
         allocator_factor=1.04,
         attention_kernel="vendor",
         transformer_engine=True,
-        expert_dispatch="once-per-domain",
+        expert_dispatch="flex-between-domains",
     )
 
     def scaling_recipe(self, cluster: Cluster) -> NarrowRecipe:
@@ -234,10 +248,15 @@ class Megatron(Backend):
         return "free" if pp > 1 else "fixed"
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
-        """Even; a remainder goes to the middle stages, because the ends also hold embedding and head."""
+        """Even; a remainder goes to the middle stages, because the ends also hold embedding and head.
+
+        A last stage with prediction blocks gives up as many layers as blocks and head passes weigh (DeepSeek-V3 over
+        16 stages: four layers each, one beside the block and the loss), as NVIDIA's recipes lay it out."""
         stages = pp * vpp
         if stages > model.layers:
             return None
+        if model.mtp_layers and stages > 1:
+            return _beside_prediction_blocks(model, stages, chunked=vpp > 1)
         layers, extra = divmod(model.layers, stages)
         middle_first = sorted(range(stages), key=lambda stage: (stage == stages - 1, stage == 0, stage))
         larger = set(middle_first[:extra])

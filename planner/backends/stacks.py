@@ -341,7 +341,7 @@ class AutoModel(Torchtitan):
         fused_kernels=True,
         activation_overhead=1.0,
         attention_kernel="vendor",
-        expert_dispatch="once-per-domain",
+        expert_dispatch="flex",
         gradient_reduce_bytes=reduced_in_16_bits,
     )
 

@@ -92,5 +92,5 @@ def _scan_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     else:
         raise ValueError(f"layer kind {kind} without its dimensions")
     flops = _SCAN_FLOPS_PER_STATE * channels * state * work.tokens / work.tp
-    forward = flops / (work.context.dense_flops_per_s * constants.attention_forward_share)
+    forward = flops / (work.context.dense_flops_per_s * constants.scan_share)
     return forward, _BACKWARD_OVER_FORWARD * forward

@@ -71,20 +71,18 @@ class Group:
         return self._exchange(inside, outside, inside + outside)
 
     def dispatch_s(self, token_bytes: FloatArray, copies: int) -> FloatArray:
-        """Sending ``copies`` of every token to experts spread evenly, at most one copy to each domain over the
-        network.
+        """Sending every token to experts spread evenly: one copy to each domain over the network, and one to each rank
+        over the fast links, however many of its ``copies`` experts live there (DeepEP, HybridEP).
 
-        A token meets d of the D domains, d = D (1 - (1 - 1/D)^copies) on average; inside its domains it is passed on
-        over the fast links while other tokens travel (DeepEP and hybrid expert-parallel dispatchers)."""
-        met = self.domains * (1.0 - (1.0 - 1.0 / self.domains) ** copies)
-        outside = (self.domains - 1.0) / self.domains * met * token_bytes
-        inside = self.fraction * copies * token_bytes
-        # One kernel streams the tokens of all peers (DeepEP: 43-47 of 50 GB/s between nodes), so a small message costs
-        # its latency only; inside a domain the exchange is NCCL's.
+        Of n places a token meets n (1 - (1 - 1/n)^copies) on average; what crosses domains is passed on inside while
+        other tokens travel.  One kernel streams the tokens of all peers (DeepEP: 43-47 of 50 GB/s between nodes), so a
+        small message costs its latency only."""
+        outside = (self.domains - 1.0) / self.domains * _met(self.domains, copies) * token_bytes
+        inside = self.fraction * _met(self.size, copies) * token_bytes
         streamed = self.latency_s + np.maximum(
             inside / self.inside_exchange_bytes_per_s, outside / self.outside_bytes_per_s
         )
-        return np.where(self.crosses > 0, streamed, self._exchange(inside, outside, copies * token_bytes))
+        return np.where(self.size > 1, streamed, 0.0)
 
     def _exchange(self, inside: FloatArray, outside: FloatArray, message: FloatArray) -> FloatArray:
         """Both ways at once, each slowed by small messages; the longer decides."""
@@ -96,6 +94,11 @@ class Group:
     def send_s(self, size_bytes: FloatArray) -> FloatArray:
         """Point-to-point transfer to the next rank of the group."""
         return np.where(self.size > 1, self.latency_s + size_bytes / self.point_bytes_per_s, 0.0)
+
+
+def _met(places: FloatArray, copies: int) -> FloatArray:
+    """How many of ``places`` a token reaches whose ``copies`` experts are spread evenly over them."""
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** copies))
 
 
 def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:

@@ -39,6 +39,13 @@ class Constants:
     stage_sync_s: float
     expert_half_tokens: float
     moe_host_s: float
+    padded_expert_host_share: float
+    narrow_expert_host_factor: float
+    tensor_parallel_host_factor: float
+    partial_graph_host_share: float
+    expert_overlap_share: float
+    natural_routing_peak: float
+    scan_share: float
     fabric_bus_share: float
     fabric_half_message_bytes: float
     fabric_latency_s: float

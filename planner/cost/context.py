@@ -169,9 +169,16 @@ class Work:
 
     @cached_property
     def routed_rows(self) -> FloatArray:
-        """Expert inputs of one rank and micro-batch, balanced routing: top_k * tokens (* etp, gathered)."""
+        """Expert inputs of the busiest rank and micro-batch: top_k * tokens (* etp, gathered) where routing is
+        balanced."""
         moe = self.context.model.moe
-        return (moe.top_k if moe else 0) * self.sp_tokens * self.etp
+        return (moe.top_k if moe else 0) * self.busiest_share * self.sp_tokens * self.etp
+
+    @cached_property
+    def busiest_share(self) -> float:
+        """Tokens that the busiest expert rank gets over an even share."""
+        balanced = self.context.backend.habits.balanced_routing
+        return 1.0 if balanced else self.context.constants.natural_routing_peak
 
     def zeros(self) -> FloatArray:
         return np.zeros(len(self.batch))

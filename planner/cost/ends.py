@@ -3,6 +3,7 @@ blocks on the last."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +42,9 @@ def embedding_time(work: Work, groups: Groups) -> EndTime:
     return EndTime(tuple(terms))
 
 
-def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTime) -> EndTime:
-    """Output matrix, loss, and the multi-token-prediction blocks with their own pass through the head."""
+def head_time(work: Work, groups: Groups, vocab: FloatArray, block: Sequence[LayerTime]) -> EndTime:
+    """Output matrix, loss, and the multi-token-prediction blocks (``block``: the layers of one) with their own pass
+    through the head."""
     context = work.context
     model, habits = context.model, context.backend.habits
     # A head that is split like the embedding gathers its logits where the loss wants all of them.
@@ -81,9 +83,9 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, last_layer: LayerTi
         terms.append(
             Term(
                 "prediction blocks",
-                model.mtp_layers * (last_layer.forward() + join[0]),
-                model.mtp_layers * (last_layer.backward() + join[1]),
-                "one more layer and its 2h x h projection",
+                model.mtp_layers * sum((layer.forward() for layer in block), join[0]),
+                model.mtp_layers * sum((layer.backward() for layer in block), join[1]),
+                "the layers of a block and its 2h x h projection",
             )
         )
     return EndTime(tuple(terms))

@@ -32,7 +32,7 @@ def mtp_matmul_params(model: ModelSpec) -> int:
     """Weights that the multi-token-prediction blocks multiply a token with: block, projection and the shared head."""
     if not model.mtp_layers:
         return 0
-    block = layer_matmul_params(model, model.layer_kinds()[-1])
+    block = sum(layer_matmul_params(model, kind) for kind in model.prediction_kinds())
     return model.mtp_layers * (block + 2 * model.hidden**2 + model.vocab * model.hidden)
 
 
@@ -42,6 +42,7 @@ def model_flops_per_token(model: ModelSpec, seq_len: int, *, frozen: bool = Fals
     kinds = model.layer_kinds()
     attention = sum(attention_flops_per_token(model, kind, seq_len) for kind in kinds)
     if model.mtp_layers:
-        attention += model.mtp_layers * attention_flops_per_token(model, kinds[-1], seq_len)
+        block = sum(attention_flops_per_token(model, kind, seq_len) for kind in model.prediction_kinds())
+        attention += model.mtp_layers * block
     matrices = 2.0 * (matmul_params_per_token(model) + mtp_matmul_params(model))
     return (2.0 if frozen else 3.0) * matrices + 3.0 * attention

@@ -67,17 +67,21 @@ def grouped_linear_s(
 ) -> tuple[FloatArray, FloatArray]:
     """(forward, backward) seconds of ``groups`` expert matrices that share ``rows`` inputs.
 
-    The rate falls with tokens per expert t as t / (t + half); the weight gradients of every local expert are read and
-    written in fp32 whatever the number of tokens (frozen experts have none)."""
-    per_expert = np.maximum(rows / groups, 1.0)
-    padded = rows * (1.0 + constants.expert_half_tokens / per_expert)
-    a, b = constants.gemm_half_mn, constants.gemm_half_k
-    one_pass = 2.0 * padded * (inputs + b) * (outputs + a) / rate
+    The rate falls with tokens per expert t as t / (t + half); in weight gradients t is also the reduction length, so
+    its own half-point adds to that, and they read and write every local expert in fp32 whatever the number of tokens
+    (frozen experts have none)."""
+    a, b, half = constants.gemm_half_mn, constants.gemm_half_k, constants.expert_half_tokens
+    filled = rows + groups * half * np.minimum(rows / groups, 1.0)
     weights = groups * (inputs * outputs)
-    forward = np.maximum(one_pass, 2.0 * (rows * (inputs + outputs) + weights) / stream)
+    streamed = 2.0 * rows * (inputs + outputs) / stream
+    forward = 2.0 * filled * (inputs + b) * (outputs + a) / rate
+    input_gradient = 2.0 * filled * (outputs + b) * (inputs + a) / rate
+    read = streamed + 2.0 * weights / stream
     if frozen:
-        return forward, forward
-    weight_gradient = np.maximum(
-        one_pass, (2.0 * rows * (inputs + outputs) + _FP32_ACCUMULATE_BYTES * weights) / stream
+        return np.maximum(forward, read), np.maximum(input_gradient, read)
+    weight_gradient = 2.0 * (filled + groups * b) * (inputs + a) * (outputs + a) / rate
+    accumulated = streamed + _FP32_ACCUMULATE_BYTES * weights / stream
+    return (
+        np.maximum(forward, read),
+        np.maximum(input_gradient, read) + np.maximum(weight_gradient, accumulated),
     )
-    return forward, forward + weight_gradient

@@ -170,7 +170,8 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
             "causal FLOPs over the kernel's rate at this length and occupancy",
         )
     ]
-    for name, seconds in elementwise:
+    mixer = traffic.mixer_bytes(work, kind) / work.context.stream_bytes_per_s
+    for name, seconds in [("mixer elementwise", mixer), *elementwise]:
         if np.any(seconds):
             terms.append(
                 Term(
@@ -273,25 +274,33 @@ def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
 
 
 def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
-    """Dispatch and combine, each way: top_k copies of every token's hidden vector."""
+    """Dispatch and combine, each way: top_k copies of every token's hidden vector, or fewer where several of its
+    experts share a rank and the dispatcher knows it."""
     context = work.context
-    moe = context.model.moe
+    moe, habits = context.model.moe, context.backend.habits
     if kind[1] != "moe" or moe is None:
         return Term("expert-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
-    token = work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
-    if context.backend.habits.expert_dispatch == "once-per-domain":
-        both = 2.0 * groups.expert.dispatch_s(token, moe.top_k)
-    else:
-        both = 2.0 * groups.expert.all_to_all_s(moe.top_k * token)
+    token = work.busiest_share * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
+    plain = groups.expert.all_to_all_s(moe.top_k * token)
+    flex = groups.expert.dispatch_s(token, moe.top_k)
+    chosen = {
+        "all-to-all": plain,
+        "flex-between-domains": np.where(groups.expert.crosses > 0, flex, plain),
+        "flex": flex,
+    }[habits.expert_dispatch]
+    shown = 1.0 - context.constants.expert_overlap_share if habits.expert_overlap else 1.0
+    both = 2.0 * shown * chosen
     return Term(
         "expert-parallel traffic", both, both.copy(), "dispatch and combine of K copies, each way", communication=True
     )
 
 
 def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
-    """Launch-bound time of one layer; collectives can hold up the host on the way, as can rings over the network."""
+    """Launch-bound time of one layer; what CUDA graphs replay costs the host nothing.
+
+    Collectives can hold up the host on the way, as can rings over the network."""
     constants, habits = work.context.constants, work.context.backend.habits
-    kernels = habits.kernels_per_layer
+    kernels = habits.kernels_per_layer if habits.cuda_graphs == "none" else 0.0
     job = work.context.job
     if job.frozen:
         adapters = sum(matrix.adapted(job.lora_targets) for matrix in layer_matrices(work.context.model, kind))
@@ -301,9 +310,20 @@ def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
         samples = np.ceil(job.seq_len / job.sample_tokens) * work.batch.micro_batch
         floor = floor + _ROTARY_KERNELS_PER_SAMPLE * samples * constants.launch_s
     if kind[1] == "moe":
-        floor = floor + constants.moe_host_s
+        floor = floor + _expert_host_s(work)
     held_up = np.where((work.tp > 1) & (groups.pipeline.crosses > 0), work.tp * constants.staged_collective_host_s, 0.0)
     return np.asarray(floor + held_up + 8.0 * _ring_wait_s(work, groups))
+
+
+def _expert_host_s(work: Work) -> FloatArray:
+    """Host time of routing, dispatch and expert kernels that no graph replays."""
+    constants, habits = work.context.constants, work.context.backend.habits
+    launches = 1.0 + np.where(work.batch.tp > 1, constants.tensor_parallel_host_factor, 0.0)
+    if work.context.job.narrow:
+        launches = launches + constants.narrow_expert_host_factor
+    counted = constants.padded_expert_host_share if habits.padded_experts else 1.0
+    left = {"none": 1.0, "partial": constants.partial_graph_host_share, "full": 0.0}[habits.cuda_graphs]
+    return np.asarray(left * counted * launches * constants.moe_host_s)
 
 
 def _ring_wait_s(work: Work, groups: Groups) -> FloatArray:

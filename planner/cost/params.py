@@ -285,7 +285,7 @@ def mtp_params(model: ModelSpec) -> int:
     """Parameters that multi-token-prediction blocks add; embedding and head are shared (arXiv 2412.19437, 2.2)."""
     if not model.mtp_layers:
         return 0
-    block = layer_params(model, model.layer_kinds()[-1]).total
+    block = sum(layer_params(model, kind).total for kind in model.prediction_kinds())
     return model.mtp_layers * (block + 2 * model.hidden**2 + 3 * norm_size(model, model.hidden))
 
 

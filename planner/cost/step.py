@@ -25,6 +25,8 @@ from planner.units import GIB
 _LAYER_WISE_WINDOW = (0.6, 0.6, 0.3, 0.0)
 """Share of a micro-batch behind which once-a-step traffic hides, by sharding stage, where gradients are reduced layer
 by layer: backward only; only the forward gather at stage 2."""
+_FORWARD_LAUNCHES = 1.0 / 3.0
+"""Share of a layer's kernels that its forward pass launches, as in its FLOPs."""
 _HOST_PROCESS_BYTES = 4.0 * GIB
 """Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
 
@@ -63,8 +65,8 @@ class Step:
     @cached_property
     def last_time(self) -> EndTime:
         kinds = self.work.context.kinds
-        last = kinds.index(self.work.context.model.layer_kinds()[-1])
-        return head_time(self.work, self.groups, self.ends.vocab, self.layers[last])
+        block = [self.layers[kinds.index(kind)] for kind in self.work.context.model.prediction_kinds()]
+        return head_time(self.work, self.groups, self.ends.vocab, block)
 
     @cached_property
     def dense_state(self) -> StateBytes:
@@ -84,15 +86,19 @@ class Step:
         context = self.work.context
         return float(1.0 + context.constants.straggler_per_log2_gpu * np.log2(context.cluster.gpus))
 
-    def exposed_layer(self, index: int, extra_backward: FloatArray | float = 0.0) -> FloatArray:
-        """Time of one layer with its every-micro-batch parameter and gradient traffic running beside it."""
+    def exposed_layer(
+        self, index: int, extra_backward: FloatArray | float = 0.0, issued_again: float = 0.0
+    ) -> FloatArray:
+        """Time of one layer with its every-micro-batch parameter and gradient traffic running beside it;
+        ``issued_again`` is the share of its host time that recomputation repeats."""
         layer, moved = self.layers[index], self.layer_traffic[index]
         slow = self.work.context.constants.sharded_traffic_slowdown
         forward, backward = layer.forward(), layer.backward() + extra_backward
         beside = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
         serial = forward + backward + moved.forward + moved.backward
         total = np.where(self._traffic_overlaps, beside, serial)
-        return np.maximum(total, layer.host_floor + extra_backward)
+        again = np.maximum(extra_backward, issued_again * layer.host_floor)
+        return np.maximum(total, layer.host_floor + again)
 
     @cached_property
     def _traffic_overlaps(self) -> BoolArray:
@@ -117,7 +123,8 @@ class Step:
                     added = np.where(self.work.batch.recompute_kind == code, waited, added)
                 elif choice.mode != "none":
                     repeated = recompute_s(self.work, kind, self.layers[k], choice)
-                    longer = self.exposed_layer(k, repeated) - self.layer_time_s[:, k]
+                    issued_again = _FORWARD_LAUNCHES if choice.repeats & {"layer", "moe"} else 0.0
+                    longer = self.exposed_layer(k, repeated, issued_again) - self.layer_time_s[:, k]
                     added = np.where(self.work.batch.recompute_kind == code, longer, added)
             columns.append(added)
         return self._stack(columns)
@@ -272,8 +279,10 @@ class Step:
         context = self.work.context
         if not context.model.mtp_layers:
             return self.work.zeros()
-        block = self.activation_bytes[:, context.kinds.index(context.model.layer_kinds()[-1])]
-        return context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
+        repeated = [context.kinds.index(kind) for kind in context.model.prediction_kinds()]
+        block = self.activation_bytes[:, repeated].sum(axis=1)
+        saved: FloatArray = context.model.mtp_layers * (block + 2.0 * activations.layer_input_bytes(self.work))
+        return saved
 
     @cached_property
     def first_activation_bytes(self) -> FloatArray:

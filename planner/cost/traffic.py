@@ -18,6 +18,18 @@ _RESIDUAL = 6.0
 """Bytes per hidden element of one residual add: two inputs read, the sum written."""
 _PERMUTE = 8.0
 """Bytes per hidden element and visited expert: gather into expert order and back, read 2 and write 2 each."""
+_OUTPUT_BIAS = 12.0
+"""Bytes per output element of a biased expert: bias times probability written 2, added 6, experts concatenated 4
+(Megatron-Core, moe/experts.py)."""
+_INPUT_BIAS = 4.0
+"""Bytes per inner element of a biased expert: a second pass that adds the bias."""
+_MIXER_PASSES = 18.0
+"""Bytes per channel of a scan mixer: convolution and its activation read 2 and write 2, the scan reads and writes 2,
+its skip reads 2, split into contiguous parts 2 and 2, gated norm reads 4 and writes 2."""
+_CHUNK_STATE = 16.0
+"""Bytes per state element and chunk: fp32 written once, read and written by the pass over chunks, read again."""
+_CHUNK = 128.0
+"""Tokens of one chunk (Megatron's mamba_chunk_size; 64 in delta-rule kernels)."""
 _CAST = {"delayed": 3.0, "tensor": 9.0, "block": 8.4}
 _FP4_CAST = 12.6
 """Bytes per GEMM input element, forward, of quantising inputs and (with the backward pass counted twice) gradients.
@@ -53,6 +65,22 @@ def rotary_bytes(work: Work, kind: LayerKind) -> FloatArray:
     return passes * 2.0 * work.context.activation_bytes * width * work.tokens / work.tp
 
 
+def mixer_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    """State-space and delta-rule mixers: convolution, gated norm, scan inputs and output, and the states of every
+    chunk, which travel through memory in fp32."""
+    model = work.context.model
+    if kind[0] == "mamba" and model.mamba is not None:
+        channels = model.mamba.heads * model.mamba.head_dim
+        beside, state = 2 * model.mamba.groups * model.mamba.state, model.mamba.state
+    elif kind[0] == "gdn" and model.gdn is not None:
+        channels = model.gdn.v_heads * model.gdn.v_dim
+        beside, state = 2 * model.gdn.qk_heads * model.gdn.qk_dim, model.gdn.qk_dim
+    else:
+        return work.zeros()
+    streamed = _MIXER_PASSES * (channels + beside) + _CHUNK_STATE / _CHUNK * channels * state
+    return streamed * work.tokens / work.tp
+
+
 def activation_bytes(work: Work, kind: LayerKind) -> FloatArray:
     """Activation function (and gate): read its inputs, write its output."""
     model, size = work.context.model, work.context.activation_bytes
@@ -60,7 +88,8 @@ def activation_bytes(work: Work, kind: LayerKind) -> FloatArray:
     if kind[1] == "dense":
         return reads_and_writes * model.ffn * work.tokens / work.tp
     if kind[1] == "moe" and model.moe is not None:
-        routed = work.routed_rows * model.moe.expert_ffn / work.etp
+        fused = work.context.backend.habits.fused_expert_mlp and work.context.job.narrow
+        routed = work.zeros() if fused else work.routed_rows * model.moe.expert_ffn / work.etp
         return reads_and_writes * (routed + model.moe.shared_ffn * work.tokens / work.tp)
     return work.zeros()
 
@@ -70,8 +99,13 @@ def routing_bytes(work: Work, kind: LayerKind) -> FloatArray:
     moe = work.context.model.moe
     if kind[1] != "moe" or moe is None:
         return work.zeros()
-    width = moe.latent or work.context.model.hidden
-    return _PERMUTE * width * work.routed_rows + 8.0 * moe.experts * work.sp_tokens
+    model = work.context.model
+    width = moe.latent or model.hidden
+    per_row = np.full(len(work.batch), _PERMUTE * width)
+    if model.bias.mlp:
+        inner = (2.0 if model.gated_mlp else 1.0) * moe.expert_ffn / work.etp
+        per_row = per_row + _OUTPUT_BIAS * width + _INPUT_BIAS * inner
+    return per_row * work.routed_rows + 8.0 * moe.experts * work.sp_tokens
 
 
 def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
@@ -87,7 +121,8 @@ def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
     if kind[1] == "dense":
         elements = elements + block_input + model.ffn / work.tp * work.tokens
     elif kind[1] == "moe" and model.moe is not None:
-        elements = elements + (model.hidden + model.moe.expert_ffn / work.etp) * work.routed_rows
+        inner = 0.0 if work.context.backend.habits.fused_expert_mlp else model.moe.expert_ffn / work.etp
+        elements = elements + ((model.moe.latent or model.hidden) + inner) * work.routed_rows
     recipe = work.context.backend.scaling_recipe(work.context.cluster)
     each = _FP4_CAST if work.context.job.precision == "nvfp4" else _CAST[recipe]
     return each * (_FROZEN_CAST if work.context.job.frozen else 1.0) * elements

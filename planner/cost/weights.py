@@ -96,6 +96,9 @@ class Ends:
         dense = table + (bias + projections) / work.tp + norm
         if not model.mtp_layers:
             return self._end(dense, work.zeros())
-        block = layer_weights(work, model.layer_kinds()[-1])
-        joint = mtp_params(model) - model.mtp_layers * layer_params(model, model.layer_kinds()[-1]).total
-        return self._end(dense + model.mtp_layers * block.dense + joint / work.tp, model.mtp_layers * block.expert)
+        blocks = [layer_weights(work, kind) for kind in model.prediction_kinds()]
+        inside = sum(layer_params(model, kind).total for kind in model.prediction_kinds())
+        joint = mtp_params(model) - model.mtp_layers * inside
+        repeated = Weights(sum((b.dense for b in blocks), work.zeros()), sum((b.expert for b in blocks), work.zeros()))
+        dense = dense + model.mtp_layers * repeated.dense + joint / work.tp
+        return self._end(dense, model.mtp_layers * repeated.expert)

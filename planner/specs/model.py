@@ -193,6 +193,14 @@ class ModelSpec(Spec):
             return tuple(single[letter] for letter in self.pattern)
         return tuple((self._mixer(index), self._mlp(index)) for index in range(self.layers))
 
+    def prediction_kinds(self) -> tuple[tuple[Mixer, Mlp], ...]:
+        """The layers that one multi-token-prediction block repeats: the last one, and in a model of single blocks the
+        last attention before it (Nemotron 3: "*E")."""
+        kinds = self.layer_kinds()
+        if kinds[-1][0] == "none" and ("attention", "none") in kinds:
+            return ("attention", "none"), kinds[-1]
+        return (kinds[-1],)
+
     def _mixer(self, index: int) -> Mixer:
         if self.pattern is not None and self.pattern[index] == "L":
             return "gdn"

@@ -134,9 +134,19 @@ def test_default_layout_holds_all_layers(backend: Backend, pp: int, vpp: int) ->
     assert max(layout) - min(layout) <= 1
 
 
+def test_megatron_leaves_room_for_prediction_blocks() -> None:
+    """NVIDIA lays DeepSeek-V3 over 16 stages with four layers each and one beside the prediction block and loss."""
+    layout = BACKENDS["megatron"].default_layout
+    assert layout(deepseek_v3(), 16, 1) == layout(deepseek_v3(), 4, 4) == (*[4] * 15, 1)
+    chunks = layout(deepseek_v3(), 8, 4)
+    assert chunks is not None
+    assert (sum(chunks), max(chunks), chunks[-1]) == (61, 2, 1)
+
+
 def test_megatron_gives_the_ends_fewer_layers() -> None:
     """Embedding and head make first and last stage heavier, so a remainder goes to the middle."""
-    assert BACKENDS["megatron"].default_layout(deepseek_v3(), 4, 1) == (15, 16, 15, 15)
+    plain = deepseek_v3().model_copy(update={"mtp_layers": 0})
+    assert BACKENDS["megatron"].default_layout(plain, 4, 1) == (15, 16, 15, 15)
     assert BACKENDS["megatron"].default_layout(llama70b(layers=126), 16, 1) == (7, *[8] * 14, 7)
 
 

@@ -1,0 +1,156 @@
+"""Time of mixture-of-experts and hybrid layers: grouped GEMMs, dispatch, launches and graphs, scans, prediction
+blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.catalog import load_model
+from planner.cost.collectives import group
+from planner.cost.context import CostContext, Work
+from planner.cost.gemm import grouped_linear_s
+from planner.cost.layers import LayerTime
+from planner.cost.params import LayerKind
+from planner.cost.step import Step
+from tests.strategies import machines, question, strategy
+
+MOE: LayerKind = ("attention", "moe")
+
+
+def with_habits(context: CostContext, **habits: Any) -> CostContext:
+    return replace(context, backend=context.backend.with_habits(**habits))
+
+
+def step(context: CostContext, **columns: Any) -> Step:
+    plan = strategy(context, **columns)
+    return Step(Work(context, plan), int(plan.pp[0]))
+
+
+def layer(context: CostContext, kind: LayerKind = MOE, **columns: Any) -> LayerTime:
+    return step(context, **columns).layers[context.kinds.index(kind)]
+
+
+def qwen(gpus: int = 64, accelerator: str = "h100", **job: Any) -> CostContext:
+    return question("qwen3-235b-a22b", machines(accelerator, gpus), global_batch=gpus, **job)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "forward_share", "weight_share"),
+    [(128, 0.19, 0.08), (512, 0.40, 0.22), (1024, 0.42, 0.28), (2460, 0.48, 0.41)],
+)
+def test_grouped_gemms_at_few_tokens(tokens: int, forward_share: float, weight_share: float) -> None:
+    """SimuMax's B200 tables: weight gradients, whose reduction length is the tokens, lose more at few of them."""
+    context = question("deepseek-v3", machines("b200", 8))
+    peak, local, inputs, outputs = context.cluster.accelerator.peak.bf16 or 0.0, 8.0, 7168.0, 4096.0
+    rows = np.array([tokens * local])
+    forward, backward = grouped_linear_s(
+        context.constants,
+        context.layer_flops_per_s,
+        context.stream_bytes_per_s,
+        rows,
+        np.array([local]),
+        inputs,
+        outputs,
+    )
+    flops = 2.0 * rows[0] * inputs * outputs
+    assert flops / forward[0] / peak == pytest.approx(forward_share, rel=0.25)
+    assert flops / (backward[0] - forward[0]) / peak == pytest.approx(weight_share, rel=0.4)
+
+
+def test_a_rank_receives_a_token_once() -> None:
+    """Eight ranks of one node hold the eight experts of a token 8 (1 - (7/8)^8) = 5.25 times on average, not eight."""
+    context = question("deepseek-v3", machines("h100", 8))
+    experts = group(context, np.array([8]), np.array([1]))
+    token = np.array([4096 * 7168 * 2.0])
+    streamed = experts.dispatch_s(token, 8) - experts.latency_s
+    everything = experts.fraction * 8 * token / experts.inside_exchange_bytes_per_s
+    assert streamed[0] / everything[0] == pytest.approx(1.0 - (7.0 / 8.0) ** 8)
+
+
+def test_flex_dispatch_only_where_the_habit_says() -> None:
+    """Inside a domain the planner writes the all-to-all; a run with HybridEP sends one copy to each rank."""
+    context = qwen(8)
+    times = {
+        habit: layer(with_habits(context, expert_dispatch=habit), ep=8).named("expert-parallel traffic").forward[0]
+        for habit in ("all-to-all", "flex-between-domains", "flex")
+    }
+    assert times["flex"] < times["all-to-all"] == times["flex-between-domains"]
+
+
+def test_overlap_hides_its_share_of_expert_traffic() -> None:
+    context = qwen()
+    shown = [
+        layer(with_habits(context, expert_overlap=overlap), ep=64).named("expert-parallel traffic").forward[0]
+        for overlap in (False, True)
+    ]
+    assert shown[1] / shown[0] == pytest.approx(1.0 - context.constants.expert_overlap_share)
+
+
+def test_graphs_take_launches_from_the_host() -> None:
+    """No graphs, partial graphs, whole iteration: the host floor falls to nothing."""
+    context = qwen()
+    floors = [
+        layer(with_habits(context, cuda_graphs=scope), ep=64).host_floor[0] for scope in ("none", "partial", "full")
+    ]
+    assert floors[0] > floors[1] > floors[2] == 0.0
+
+
+def test_what_makes_the_host_slower() -> None:
+    """Narrow formats and tensor parallelism add launches, fixed tokens per expert spare them, Grace cores are slow."""
+    floor = layer(qwen(), ep=8).host_floor[0]
+    assert layer(qwen(precision="fp8"), ep=8).host_floor[0] > 1.3 * floor
+    assert layer(qwen(), ep=8, tp=2).host_floor[0] > 1.3 * floor
+    assert layer(with_habits(qwen(), padded_experts=True), ep=8).host_floor[0] < 0.5 * floor
+    assert layer(qwen(accelerator="gb200"), ep=8).host_floor[0] > 1.5 * floor
+
+
+def test_recomputed_experts_are_issued_again() -> None:
+    """A launch-bound layer that recomputes its experts takes a third of its launches more."""
+    context = qwen(8, precision="fp8", seq_len=128)
+    bound = step(context, ep=8, recompute="moe")
+    assert bound.recompute_time_s[0, 0] == pytest.approx(bound.layers[0].host_floor[0] / 3.0)
+
+
+def test_natural_routing_waits_for_the_busiest_rank() -> None:
+    context = qwen()
+    forced, natural = (layer(with_habits(context, balanced_routing=even), ep=64) for even in (True, False))
+    peak = context.constants.natural_routing_peak
+    assert natural.named("expert-parallel traffic").forward[0] == pytest.approx(
+        peak * forced.named("expert-parallel traffic").forward[0], rel=0.02
+    )
+    assert natural.named("expert matrices").forward[0] > forced.named("expert matrices").forward[0]
+
+
+def test_fused_expert_mlp_spares_passes() -> None:
+    """Activation and quantisation inside the grouped GEMM leave only their dense share (here none) outside."""
+    context = qwen(precision="fp8")
+    plain, fused = (layer(with_habits(context, fused_expert_mlp=on), ep=64) for on in (False, True))
+    assert "activation function" not in {term.name for term in fused.terms}
+    assert fused.named("fp8 casts").forward[0] < plain.named("fp8 casts").forward[0]
+
+
+def test_biased_experts_move_more() -> None:
+    """gpt-oss adds biases outside its grouped GEMMs."""
+    context = question("gpt-oss-120b", machines("h100", 64), global_batch=64)
+    bare = replace(context, model=context.model.model_copy(update={"bias": type(context.model.bias)()}))
+    kind: LayerKind = ("window", "moe")
+    times = [layer(case, kind, ep=8).named("expert permutation").forward[0] for case in (context, bare)]
+    assert times[0] > 2.0 * times[1]
+
+
+def test_scan_mixers_stream_their_chunk_states() -> None:
+    """Mamba-2 layers of Nemotron 3 Nano: states of N a channel and chunk travel in fp32 beside the channels."""
+    context = question("nemotron-3-nano-30b-a3b", machines("h100", 8), global_batch=8)
+    scan = layer(context, ("mamba", "none"))
+    assert scan.named("mixer elementwise").forward[0] > 2.0 * scan.named("norms").forward[0]
+    assert scan.named("core attention").forward[0] > 0.0
+
+
+def test_prediction_block_of_a_hybrid() -> None:
+    """Nemotron 3 repeats attention and experts ("*E"); a plain decoder repeats its last layer."""
+    assert load_model("nemotron-3-super-120b-a12b").spec.prediction_kinds() == (("attention", "none"), ("none", "moe"))
+    assert load_model("deepseek-v3").spec.prediction_kinds() == (("mla", "moe"),)
