@@ -50,14 +50,14 @@ EFFECTS = (
         "traffic between nodes",
         {"network_share": _NEVER, "network_latency_s": 0.0, "network_hop_s": 0.0, "network_half_message_bytes": 0.0},
     ),
-    Effect(
-        "small messages are slow", {"fabric_half_message_bytes": 0.0, "network_half_message_bytes": 0.0}
-    ),
+    Effect("small messages are slow", {"fabric_half_message_bytes": 0.0, "network_half_message_bytes": 0.0}),
     Effect(
         "gradient and parameter traffic once a step",
         adjust=_cleared("layer_reduce_time_s", "first_reduce_time_s", "last_reduce_time_s", "reduce_floor_s"),
     ),
-    Effect("optimizer step", adjust=_cleared("layer_optimizer_time_s", "first_optimizer_time_s", "last_optimizer_time_s")),
+    Effect(
+        "optimizer step", adjust=_cleared("layer_optimizer_time_s", "first_optimizer_time_s", "last_optimizer_time_s")
+    ),
     Effect("matrix shape (K, M, N)", {"gemm_half_k": 0.0, "gemm_half_mn": 0.0}),
     Effect("attention length and occupancy", {"attention_half_length": 0.0, "attention_half_blocks_per_sm": 0.0}),
     Effect("memory-bound kernels", {"stream_share": _NEVER}),
@@ -105,9 +105,7 @@ def ablate(cases: Sequence[Case], classes: Sequence[str], table: ConstantTable) 
     return worth("everything", whole), without
 
 
-def _errors(
-    cases: Sequence[Case], table: ConstantTable, adjust: Callable[[StageModel], StageModel]
-) -> FloatArray:
+def _errors(cases: Sequence[Case], table: ConstantTable, adjust: Callable[[StageModel], StageModel]) -> FloatArray:
     predictions = predict(cases, table, adjust)
     measured = np.array([case.run.measured.step_time_s for case in cases], dtype=float)
-    return np.log(np.array([p.step_time_s for p in predictions], dtype=float) / measured)
+    return np.asarray(np.log(np.array([p.step_time_s for p in predictions], dtype=float) / measured))

@@ -42,7 +42,16 @@ def model_of(model: MeasuredModel) -> tuple[ModelSpec, list[str]]:
         fields |= {name: getattr(known, name) for name in _UNSTATED}
     elif known is not None and known.moe is None and known.ffn == fields["ffn"]:
         # The record's dimensions with the details that records do not carry.
-        details = ("norm", "norms_per_layer", "bias", "position", "learned_positions", "activation", "qk_norm", "window")
+        details = (
+            "norm",
+            "norms_per_layer",
+            "bias",
+            "position",
+            "learned_positions",
+            "activation",
+            "qk_norm",
+            "window",
+        )
         fields |= {name: getattr(known, name) for name in details}
     return _checked(fields), assumed
 

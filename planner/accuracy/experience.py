@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.accuracy.validation import Validation, group_of
 from planner.accuracy.interpret import Case
+from planner.accuracy.validation import group_of
 from planner.cost.uncertainty import class_name
 from planner.specs.batch import FloatArray
 

@@ -163,9 +163,8 @@ def _batch(
         stages = layers // degrees.pp
         chunks = tuple(size for size in range(1, stages + 1) if layers % (degrees.pp * size) == 0) or (1,)
         said.append("virtual stages not stated: the fastest")
-    if (
-        degrees.pp == 1
-        or context.backend.default_layout(context.model, degrees.pp, chunks[0]) is None
+    if degrees.pp == 1 or (
+        context.backend.default_layout(context.model, degrees.pp, chunks[0]) is None
         and degrees.pp * chunks[0] > layers + _EMPTY_ENDS
     ):
         chunks = (1,)
@@ -205,7 +204,7 @@ def _row(
         cp=one(degrees.cp),
         pp=one(degrees.pp),
         vpp=one(vpp),
-        schedule=one(SCHEDULES.index(_schedule(run, degrees.pp, vpp))),  # type: ignore[arg-type]
+        schedule=one(SCHEDULES.index(_schedule(run, degrees.pp, vpp))),
         ep=one(degrees.ep),
         etp=one(degrees.etp),
         dp=one(degrees.dp),

@@ -43,9 +43,7 @@ def timed_cases() -> list[Case]:
 def row_weights(cases: Sequence[Case]) -> FloatArray:
     """A group of n runs counts as sqrt(n) runs, so that one large sweep does not decide."""
     sizes = Counter(group_of(case) for case in cases)
-    return np.array(
-        [sizes[group_of(case)] ** -0.5 * (_ASSUMED_WEIGHT if case.assumed else 1.0) for case in cases]
-    )
+    return np.array([sizes[group_of(case)] ** -0.5 * (_ASSUMED_WEIGHT if case.assumed else 1.0) for case in cases])
 
 
 def write_constants(values: dict[Key, float], path: Path = CONSTANTS) -> None:
@@ -63,29 +61,39 @@ def write_constants(values: dict[Key, float], path: Path = CONSTANTS) -> None:
 
 def memory_errors() -> Errors:
     """Errors of peak memory where a record states one and all its settings."""
-    cases = [case for case in cases_of([r for r in public_runs() if r.measured.peak_mem_gib is not None])[0]]
+    cases, _ = cases_of([run for run in public_runs() if run.measured.peak_mem_gib is not None])
     predicted = [prediction.peak_memory_bytes or np.nan for prediction in predict(cases)]
     measured = [(case.run.measured.peak_mem_gib or np.nan) * GIB for case in cases]
     errors = np.log(np.array(predicted) / np.array(measured))
     return Errors(cases, errors, errors)
 
 
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
 def main() -> None:
-    say = sys.stderr.write
+    """Fit, write the constants, cross-validate, write ranges and validation."""
     cases = timed_cases()
     weights, free = row_weights(cases), fitted_constants()
-    say(f"{len(free)} constants, {len(cases)} runs\n")
+    _say(f"{len(free)} constants, {len(cases)} runs")
     found = fit(
-        cases, published_constants(), free, weights, progress=lambda i, loss: say(f"iteration {i}: {loss:.1f}\n") and None
+        cases,
+        published_constants(),
+        free,
+        weights,
+        progress=lambda i, loss: _say(f"iteration {i}: {loss:.1f}"),
     )
     write_constants(found.values)
     published_constants.cache_clear()
     cost_constants._document.cache_clear()
     table = published_constants()
-    validation = cross_validate(cases, table, free, weights, found, progress=lambda name: say(f"without {name}\n") and None)
+    validation = cross_validate(cases, table, free, weights, found, progress=lambda name: _say(f"without {name}"))
     time = ranges(Errors(cases, validation.without_group, validation.without_source))
     document = {"as_of": "2026-11", "step_time": time, "memory": ranges(memory_errors())}
-    UNCERTAINTY.write_text(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8")
+    UNCERTAINTY.write_text(
+        yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8"
+    )
     classes = [class_of_run(case.run) for case in cases]
     whole, without = ablate(cases, classes, table)
     rows = [

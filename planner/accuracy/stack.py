@@ -19,6 +19,7 @@ def packed(config: MeasuredConfiguration) -> bool:
     features = config.extra.get("features")
     return isinstance(features, dict) and bool(features.get("sequence_packing"))
 
+
 _KERNELS: dict[str, dict[str, Any]] = {
     "fused": {"score_kernel": "fused"},
     "flash_attentionv1.0.8": {"attention_kernel": "flash1"},
@@ -29,7 +30,20 @@ _KERNELS: dict[str, dict[str, Any]] = {
 
 def stack_of(run: MeasuredRun, cluster: Cluster, precision: Precision) -> tuple[Backend, bool]:
     """The stack, and whether its framework is one of those that were measured."""
-    config = run.run
+    stack, known = _variant(run.run)
+    changes = {
+        "narrow_recipe": _recipe(run.run.precision or ""),
+        **_tensor_parallel_overlap(run, stack),
+        **_features(run.run, stack),
+    }
+    if run.model.moe is not None and isinstance(stack, Megatron):
+        changes |= expert_habits(run.run, cluster)
+    changes |= memory_habits(run.run, stack, precision)
+    return stack.with_habits(**changes), known
+
+
+def _variant(config: MeasuredConfiguration) -> tuple[Backend, bool]:
+    """The stack that the framework's name, version and main switches mean."""
     stack, known = stack_named(config.framework or "")
     if "automodel" in (config.version or "").lower():
         stack = STACKS["automodel"]
@@ -39,13 +53,25 @@ def stack_of(run: MeasuredRun, cluster: Cluster, precision: Precision) -> tuple[
         stack = STACKS["megatron-2021"]
     if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
         stack = STACKS[_compiled(config)]
-    changes: dict[str, Any] = {"narrow_recipe": _recipe(config.precision or "")}
-    recipes = (config.framework or "").lower().startswith(("nemo", "megatron-bridge"))
-    overlap = config.overlap.tp_comm
-    if overlap is False or (overlap is None and stack.name == "megatron" and not recipes):
-        changes["tensor_parallel_overlap"] = False
-    if overlap is True and stack.name.startswith("torchtitan"):
-        changes["tensor_parallel_overlap"] = True
+    return stack, known
+
+
+def _tensor_parallel_overlap(run: MeasuredRun, stack: Backend) -> dict[str, bool]:
+    """Where it is stated, and what recipes do where it is not: NVIDIA's for dense models overlap; those of mixtures
+    leave it off, for with experts the user buffers cover too little; Megatron-LM does not by itself."""
+    stated = run.run.overlap.tp_comm
+    recipes = (run.run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
+    if stated is True:
+        return {"tensor_parallel_overlap": True} if stack.name.startswith("torchtitan") else {}
+    if stated is False or (stack.name == "megatron" and not recipes):
+        return {"tensor_parallel_overlap": False}
+    mixture = run.model.moe is not None and isinstance(stack, Megatron)
+    return {"tensor_parallel_overlap": False} if mixture else {}
+
+
+def _features(config: MeasuredConfiguration, stack: Backend) -> dict[str, Any]:
+    """Kernels and formats that a record names."""
+    changes: dict[str, Any] = {}
     if packed(config):
         # Tuned recipes fuse the rotary kernel; the libraries' own defaults do not.
         changes["rotary_sample_by_sample"] = stack.name.startswith("megatron")
@@ -55,13 +81,7 @@ def stack_of(run: MeasuredRun, cluster: Cluster, precision: Precision) -> tuple[
         changes["gradient_reduce_bytes"] = reduced_in_16_bits
     if stack.name == "aleph-alpha":
         changes |= _KERNELS.get(str(config.extra.get("kernel") or ""), {})
-    if run.model.moe is not None and isinstance(stack, Megatron):
-        if overlap is None:
-            # Performance recipes of mixtures leave it off: with experts the user buffers cover too little.
-            changes["tensor_parallel_overlap"] = False
-        changes |= expert_habits(config, cluster)
-    changes |= memory_habits(config, stack, precision)
-    return stack.with_habits(**changes), known
+    return changes
 
 
 def _compiled(config: MeasuredConfiguration) -> str:

@@ -284,7 +284,8 @@ def fp8_alignment(source: str) -> Rule:
         _fp8_aligned,
         _fp8_equation,
         reason=(
-            f"fp8 and nvfp4 matrix multiplications take dimensions that are multiples of {FP8_MULTIPLE} after the tensor split."
+            f"fp8 and nvfp4 matrix multiplications take dimensions that are multiples of {FP8_MULTIPLE} after the "
+            "tensor split."
         ),
         source=source,
         vary="tp",

@@ -299,7 +299,8 @@ OFFLOAD_PRECISION = predicate(
         f"offload share({c.batch.offload_optimizer[i]:g}) with precision {c.job.precision}, needs bf16 weights"
     ),
     reason=(
-        "The precision-aware optimizer that carries the offload is used with bf16 weights (fp8 and nvfp4 jobs keep bf16 weights)."
+        "The precision-aware optimizer that carries the offload is used with bf16 weights (fp8 and nvfp4 jobs keep "
+        "bf16 weights)."
     ),
     source="megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py",
 )

@@ -139,13 +139,15 @@ def test_mixtures_run_without_tensor_parallel_overlap() -> None:
     """Recipes of dense models overlap tensor-parallel traffic, those of mixtures leave it off."""
     mixture = record(QWEN, framework=BRIDGE, tp=2, pp=8)
     dense = record({**QWEN, "name": "dense", "moe": None, "ffn": 12_288}, framework=BRIDGE, tp=2, pp=8)
-    overlaps = [stack_of(case, machines("h100", 256))[0].habits.tensor_parallel_overlap for case in (mixture, dense)]
+    overlaps = [
+        stack_of(case, machines("h100", 256), "bf16")[0].habits.tensor_parallel_overlap for case in (mixture, dense)
+    ]
     assert overlaps == [False, True]
 
 
 def test_unstated_features_come_from_the_catalogue() -> None:
     """Nobody writes down the biases, windows and sinks of gpt-oss."""
-    stated = {
+    stated: dict[str, Any] = {
         "name": "gpt-oss-120b",
         "layers": 36,
         "hidden": 2880,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from planner.accuracy.memory_layout import memory_habits, offloaded_share, optimizer_instances
-from planner.accuracy.settings import recomputations_of
+from planner.accuracy.memory_layout import memory_habits, optimizer_instances
+from planner.accuracy.settings import host_states_of, recomputations_of
 from planner.backends.base import StateFormat
 from planner.backends.megatron import loss_bytes, native_loss_bytes, unfused_loss_bytes
 from planner.backends.stacks import STACKS
@@ -98,7 +98,7 @@ def test_kernels_of_the_layout_study() -> None:
 def test_offload() -> None:
     """The share of the optimizer that went to the host, and groups that each hold the whole optimizer."""
     words = ("none", "optimizer to CPU", "optimizer to CPU, fraction 0.25, D2H/H2D overlap", "activations of 20 layers")
-    shares = [offloaded_share(MeasuredConfiguration(offload=text)) for text in words]
+    shares = [host_states_of(MeasuredConfiguration(offload=text)).optimizer for text in words]
     assert shares == [0.0, 1.0, 0.25, 0.0]
     arguments = {"num-distributed-optimizer-instances": 2}
     assert optimizer_instances(MeasuredConfiguration(extra={"args": arguments})) == 2
