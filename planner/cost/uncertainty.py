@@ -54,7 +54,10 @@ def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool)
     entry = table["classes"].get(name)
     if entry is None:
         low, high = table["outside"]["class"]
-        return (low, high), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of classes that were left out whole"
+        return (
+            low,
+            high,
+        ), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of classes that were left out whole"
     low, high = entry["range"]
     basis = f"80 % of {entry['runs']} measured runs of {name}"
     if assumed:

@@ -46,7 +46,7 @@ def seconds(framework: str, **run: Any) -> float:
     ("framework", "stack"),
     [
         ("fms-fsdp", "fms-fsdp"), ("xtuner", "xtuner"), ("internevo", "internevo"), ("primus", "primus"),
-        ("maxtext", "xla-fsdp"), ("paxml", "paxml"), ("transformers (fsdp2)", "fsdp"),
+        ("maxtext", "xla-fsdp"), ("paxml", "paxml"), ("transformers (fsdp2)", "transformers"),
         ("megatron-fsdp", "megatron-fsdp"),
     ],
 )  # fmt: skip
@@ -59,7 +59,7 @@ def test_frameworks_have_their_stack(framework: str, stack: str) -> None:
     [
         ({"compile": True}, "torchtitan-compiled"),
         ({"compile": True, "fp8": "float8-rowwise"}, "torchtitan-rowwise"),
-        ({"compile": "aot_fx_trace"}, "torchtitan"),
+        ({"compile": "aot_fx_trace"}, "torchtitan-traced"),
         ({}, "torchtitan"),
     ],
 )

@@ -77,7 +77,6 @@ def test_arguments() -> None:
             StateFormat(2.0, 2.0, 8.0),
         ),
         ("megatron-lm", {"args": {"grad-reduce-in-bf16": True}}, StateFormat(2.0, 2.0, 12.0)),
-        ("internevo", {}, StateFormat(2.0, 2.0, 12.0)),
     ],
 )
 def test_number_formats(framework: str, extra: dict[str, Any], expected: StateFormat | None) -> None:
