@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: check format test coverage accuracy clean
+.PHONY: check format test coverage accuracy fit clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,3 +31,7 @@ accuracy: $(BIN)/.installed
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+
+# Fits the published constants to the public runs again; writes them, the ranges and the validation.
+fit: $(BIN)/.installed
+	$(BIN)/python -m planner.accuracy.refit

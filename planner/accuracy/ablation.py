@@ -14,6 +14,7 @@ from planner.accuracy.interpret import Case
 from planner.accuracy.predict import predict
 from planner.cost.constants import ConstantTable
 from planner.cost.stage_model import StageModel
+from planner.specs.accuracy import EffectRow
 from planner.specs.batch import FloatArray
 
 _NEVER = 1e9
@@ -73,36 +74,29 @@ EFFECTS = (
 """The effects that the table of docs/accuracy.md drops in turn."""
 
 
-@dataclass(frozen=True)
-class Worth:
-    """Mean |log(predicted / measured)| in percent, every class counting the same."""
-
-    effect: str
-    error: float
-    recentred: float
-    """The same after each class has found its own overall rate."""
-    most_affected: str
-    """The class whose error grows most."""
-
-
-def ablate(cases: Sequence[Case], classes: Sequence[str], table: ConstantTable) -> tuple[Worth, list[Worth]]:
-    """The error of the whole model, and of the model without each effect."""
+def ablate(cases: Sequence[Case], classes: Sequence[str], table: ConstantTable) -> list[EffectRow]:
+    """Mean |log error| of the whole model ("everything", first) and of the model without each effect."""
     whole = _errors(cases, table, _unchanged)
     names = sorted(set(classes))
     masks = [np.array([name == one for name in classes]) for one in names]
     base = [float(np.abs(whole[mask]).mean()) for mask in masks]
 
-    def worth(name: str, errors: FloatArray) -> Worth:
+    def worth(name: str, errors: FloatArray) -> EffectRow:
         plain = [float(np.abs(errors[mask]).mean()) for mask in masks]
         centred = [float(np.abs(errors[mask] - np.median(errors[mask])).mean()) for mask in masks]
         growth = [new - old for new, old in zip(plain, base, strict=True)]
-        return Worth(name, 100 * float(np.mean(plain)), 100 * float(np.mean(centred)), names[int(np.argmax(growth))])
+        return EffectRow(
+            effect=name,
+            error=round(float(np.mean(plain)), 4),
+            recentred=round(float(np.mean(centred)), 4),
+            most_affected=names[int(np.argmax(growth))],
+        )
 
-    without = []
+    rows = [worth("everything", whole)]
     for effect in EFFECTS:
         keys = {(name, key): value for name, value in effect.constants.items() for key in table.values[name]}
-        without.append(worth(effect.name, _errors(cases, table.with_values(keys), effect.adjust)))
-    return worth("everything", whole), without
+        rows.append(worth(effect.name, _errors(cases, table.with_values(keys), effect.adjust)))
+    return rows
 
 
 def _errors(cases: Sequence[Case], table: ConstantTable, adjust: Callable[[StageModel], StageModel]) -> FloatArray:

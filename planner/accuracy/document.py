@@ -16,7 +16,10 @@ from planner.accuracy.calibration import KNOBS, MEMORY
 from planner.accuracy.classes import MAX_GRID_GPUS
 from planner.accuracy.records import DATA, PUBLIC, Records, public_records, read_records
 from planner.accuracy.report import SMALLEST_SWEEP, Scored, report, scored
-from planner.specs.accuracy import AccuracyDocument, Errors, Grouping
+from planner.accuracy.validated import effects
+from planner.cost.constants import fitted_constants, meaning_of
+from planner.cost.uncertainty import measured_ranges
+from planner.specs.accuracy import AccuracyDocument, Errors, Grouping, TimeRow
 from planner.specs.measurement import MeasuredRun
 from planner.units import percent
 
@@ -55,6 +58,10 @@ def page(document: AccuracyDocument, rows: Sequence[Scored], records: Records) -
         groupings=[_time_table(report(rows, records, name=PUBLIC, by=by)) for by in others],
         factors=_factors(),
         sources=_sources(),
+        fitted=len(fitted_constants()),
+        constants=_constants(),
+        effects=_effects(),
+        ranges=_ranges(),
     )
 
 
@@ -75,10 +82,51 @@ _ERROR_HEADERS = ("runs", "median", "p90", "mean")
 
 def _time_table(document: AccuracyDocument) -> str:
     rows = [
-        [row.group, *_cells(row.errors), str(row.skipped), percent(row.assumed) if row.errors else ""]
+        [row.group, *_cells(row.errors), str(row.skipped), percent(row.assumed) if row.errors else "", *_validated(row)]
         for row in document.step_time
     ]
-    return _table((document.by, *_ERROR_HEADERS, "not priced", "assumed"), rows)
+    more = ("without its group", "without its source") if any(row.validation for row in document.step_time) else ()
+    return _table((document.by, *_ERROR_HEADERS, "not priced", "assumed", *more), rows)
+
+
+def _validated(row: TimeRow) -> list[str]:
+    """Median / 90th percentile by constants fitted without the run's group, and without its source."""
+    if row.validation is None:
+        return []
+    parts = (row.validation.without_group, row.validation.without_source)
+    return [f"{percent(errors.median)} / {percent(errors.p90)}" for errors in parts]
+
+
+def _effects() -> str:
+    """What each effect is worth: the growth of the error without it, in percentage points."""
+    whole, *without = effects()
+    rows = [["everything", f"{100 * whole.error:.1f} %", f"{100 * whole.recentred:.1f} %", ""]]
+    for row in sorted(without, key=lambda row: row.recentred, reverse=True):
+        added, centred = row.error - whole.error, row.recentred - whole.recentred
+        rows.append([row.effect, f"{100 * added:+.1f}", f"{100 * centred:+.1f}", row.most_affected])
+    return _table(("left out", "error", "after re-centring", "most affected class"), rows)
+
+
+def _constants() -> str:
+    """Every fitted constant with its prior."""
+    rows = [
+        [name, key, f"{fitted.value:.3g}", f"{fitted.prior:.3g}", f"{fitted.spread:g}", meaning_of(name)[0]]
+        for (name, key), fitted in fitted_constants().items()
+    ]
+    return _table(("constant", "for", "value", "prior", "spread", "unit"), rows, words=2)
+
+
+def _ranges() -> str:
+    """The ranges of every class and how many left-out runs they hold."""
+    rows = []
+    for what, table in measured_ranges().items():
+        for name, entry in table["classes"].items():
+            low, high = entry["range"]
+            coverage = percent(entry["coverage"]) if "coverage" in entry else ""
+            rows.append([what, name, str(entry["runs"]), f"{low:.2f} to {high:.2f}", coverage])
+        low, high = table["outside"]["class"]
+        rows.append([what, "outside measured experience", "", f"{low:.2f} to {high:.2f}", ""])
+    return _table(("figure", "class", "runs", "measured / predicted", "coverage"), rows, words=2)
 
 
 def _memory_table(document: AccuracyDocument) -> str:

@@ -1,82 +1,132 @@
-"""Turns out-of-fold errors of public runs into the ranges that every estimate carries (planner/cost/uncertainty.yaml).
+"""Turns errors on public runs into the ranges that every estimate carries (planner/cost/uncertainty.yaml).
 
 A class needs runs of several groups to count as measured; what has fewer takes the error of runs that were left out
-together with everything like them."""
+together with everything like them.  Coverage says how many runs a range holds that their own group did not make."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from planner.accuracy.interpret import Case
-from planner.accuracy.validation import group_of
-from planner.cost.uncertainty import class_name
-from planner.specs.batch import FloatArray
+from planner.accuracy.predict import Prediction
+from planner.accuracy.validation import folds, group_of
+from planner.specs.batch import BoolArray, FloatArray
 
 LEAST_RUNS, LEAST_GROUPS = 8, 2
 """Runs and groups (source, model, accelerator) that a class needs."""
+LEAST_OUTCOMES = 30
+"""Runs that ended out of memory from which on they say how far a class's memory may be above its estimate."""
 LOW, HIGH = 0.1, 0.9
 """Quantiles of measured over predicted: an 80 % range."""
+FALSE_FIT = 0.02
+"""Share of the runs out of memory that the upper end may let through."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """log(predicted / measured) of cases, by three degrees of strangeness."""
+    """log(predicted / measured) of cases, by degrees of strangeness."""
 
     cases: Sequence[Case]
+    classes: Sequence[str]
     in_class: FloatArray
     """Without the case's own group."""
     left_out: FloatArray
-    """Without the case's whole source (memory: the same as ``in_class``, nothing of it is fitted per class)."""
+    """Without the case's whole source."""
 
-
-def class_of(case: Case) -> str:
-    """The class whose range an estimate of the case takes."""
-    return class_name(case.context.backend.family, case.context.job, case.context.model)
+    @property
+    def stated(self) -> BoolArray:
+        """Cases whose settings are all in the record."""
+        return np.array([not case.assumed for case in self.cases], dtype=bool)
 
 
 def ranges(errors: Errors) -> dict[str, Any]:
     """The document part for one quantity: classes, and the wider ranges outside them."""
-    names = [class_of(case) for case in errors.cases]
-    stated = np.array([not case.assumed for case in errors.cases])
     classes = {}
-    for name in sorted(set(names)):
-        mine = np.array([other == name for other in names])
-        rows = mine & stated if (mine & stated).sum() >= LEAST_RUNS else mine
-        groups = {group_of(case) for case, chosen in zip(errors.cases, rows, strict=True) if chosen}
-        if rows.sum() < LEAST_RUNS or len(groups) < LEAST_GROUPS:
+    for name in sorted(set(errors.classes)):
+        rows = _rows_of(errors, name)
+        mine = [case for case, chosen in zip(errors.cases, rows, strict=True) if chosen]
+        if len(mine) < LEAST_RUNS or len({group_of(case) for case in mine}) < LEAST_GROUPS:
             continue
-        chosen_cases = [case for case, chosen in zip(errors.cases, rows, strict=True) if chosen]
         classes[name] = {
-            "range": _ends(errors.in_class[rows], chosen_cases),
-            "runs": int(rows.sum()),
-            "accelerators": sorted({case.context.cluster.accelerator.id for case in chosen_cases}),
+            "range": _rounded(_ends(errors.in_class[rows], mine)),
+            "runs": len(mine),
+            "coverage": round(_coverage(errors.in_class[rows], mine), 3),
+            "accelerators": sorted({case.context.cluster.accelerator.id for case in mine}),
         }
-    assumed = [case for case, known in zip(errors.cases, stated, strict=True) if not known]
+    assumed = ~errors.stated
+    others = [case for case, chosen in zip(errors.cases, assumed, strict=True) if chosen]
+    outside = _rounded(_ends(errors.left_out, errors.cases))
     return {
         "classes": classes,
         "outside": {
-            "class": _ends(errors.left_out, errors.cases),
-            "accelerator": _ends(errors.left_out, errors.cases),
-            "assumed": _ends(errors.in_class[~stated], assumed) if assumed else [1.0, 1.0],
+            "class": outside,
+            "accelerator": outside,
+            "assumed": _rounded(_ends(errors.in_class[assumed], others)) if others else [1.0, 1.0],
         },
     }
 
 
-def _ends(errors: FloatArray, cases: Iterable[Case]) -> list[float]:
-    """Factors on an estimate between which measured values lie; every group counts the same, so that one large sweep
-    does not decide."""
-    sizes: dict[tuple[str, ...], int] = defaultdict(int)
+def _rows_of(errors: Errors, name: str) -> BoolArray:
+    """Runs of a class, those with every setting stated if they are enough."""
+    mine = np.array([other == name for other in errors.classes], dtype=bool)
+    stated: BoolArray = mine & errors.stated
+    return stated if stated.sum() >= LEAST_RUNS else mine
+
+
+def _ends(errors: FloatArray, cases: Sequence[Case]) -> tuple[float, float]:
+    """Factors on an estimate between which measured values lie; a group of n runs counts as sqrt(n), so that one large
+    sweep does not decide."""
     names = [group_of(case) for case in cases]
-    for name in names:
-        sizes[name] += 1
-    weights = np.array([1.0 / np.sqrt(sizes[name]) for name in names])
+    sizes = Counter(names)
+    weights = np.array([sizes[name] ** -0.5 for name in names])
     order = np.argsort(-errors)
     share = np.cumsum(weights[order]) / weights.sum()
     ratio = np.exp(-errors[order])
     low, high = (float(ratio[min(int(np.searchsorted(share, level)), len(ratio) - 1)]) for level in (LOW, HIGH))
-    return [round(min(low, 1.0), 3), round(max(high, 1.0), 3)]
+    return min(low, 1.0), max(high, 1.0)
+
+
+def _rounded(ends: tuple[float, float]) -> list[float]:
+    return [round(end, 3) for end in ends]
+
+
+def _coverage(errors: FloatArray, cases: Sequence[Case]) -> float:
+    """Share of runs inside the range that the other groups of their class give."""
+    inside = np.zeros(len(errors), dtype=bool)
+    for rows in folds([group_of(case) for case in cases]):
+        others = [case for case, left_out in zip(cases, rows, strict=True) if not left_out]
+        low, high = _ends(errors[~rows], others)
+        ratio = np.exp(-errors[rows])
+        inside[rows] = (ratio >= low) & (ratio <= high)
+    return float(inside.mean())
+
+
+def boundary_ranges(
+    cases: Sequence[Case], classes: Sequence[str], predictions: Sequence[Prediction]
+) -> dict[str, dict[str, Any]]:
+    """Memory ranges of classes that print no memory but whose runs did or did not fit: an upper end that lets few of
+    the runs through that ended out of memory, and a lower end as far below."""
+    found = {}
+    for name in sorted(set(classes)):
+        mine = [
+            (case, prediction)
+            for case, other, prediction in zip(cases, classes, predictions, strict=True)
+            if other == name and case.run.measured.oom is True and prediction.peak_device_bytes is not None
+        ]
+        if len(mine) < LEAST_OUTCOMES:
+            continue
+        filled = np.array(
+            [(prediction.peak_device_bytes or 0.0) / case.context.memory_limit_bytes for case, prediction in mine]
+        )
+        upper = max(1.0, float(1.0 / np.quantile(filled, FALSE_FIT)))
+        found[name] = {
+            "range": _rounded((1.0 / upper, upper)),
+            "runs": len(mine),
+            "accelerators": sorted({case.context.cluster.accelerator.id for case, _ in mine}),
+        }
+    return found

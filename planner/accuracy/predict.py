@@ -28,9 +28,12 @@ class Prediction:
     id: str
     step_time_s: float | None
     peak_memory_bytes: float | None
+    """The figure that the source prints, of the rank that it prints."""
     fits: bool | None
     skipped: str | None = None
     assumed: tuple[str, ...] = ()
+    peak_device_bytes: float | None = None
+    """What the fullest GPU needs in all."""
 
 
 def cases_of(runs: Sequence[MeasuredRun]) -> tuple[list[Case], list[Prediction]]:
@@ -131,7 +134,13 @@ def _group(
         if not (np.isfinite(step[chosen]) and np.isfinite(rank)):
             raise ValueError(f"{case.run.id}: the prediction is not finite")
         predictions[index] = Prediction(
-            case.run.id, float(step[chosen]) if case.timed else None, float(rank), bool(fit[chosen]), None, case.assumed
+            case.run.id,
+            float(step[chosen]) if case.timed else None,
+            float(rank),
+            bool(fit[chosen]),
+            None,
+            case.assumed,
+            float(peak[chosen]),
         )
     return predictions
 

@@ -4,32 +4,36 @@ Run by hand with ``make fit`` after the cost model or the records changed; every
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
 
+from planner.accuracy import validated
 from planner.accuracy.ablation import ablate
 from planner.accuracy.classes import class_of_run, excluded_from_time
-from planner.accuracy.experience import Errors, ranges
+from planner.accuracy.experience import Errors, boundary_ranges, ranges
 from planner.accuracy.fitting import fit
 from planner.accuracy.interpret import Case
 from planner.accuracy.predict import cases_of, predict
 from planner.accuracy.records import public_runs
-from planner.accuracy.validation import cross_validate, group_of
+from planner.accuracy.report import ALL, errors_of
+from planner.accuracy.validation import CrossValidation, cross_validate, group_of
 from planner.cost import constants as cost_constants
 from planner.cost.constants import Key, fitted_constants, published_constants
+from planner.cost.uncertainty import class_name, memory_class_name
+from planner.specs.accuracy import Validation
 from planner.specs.batch import FloatArray
 from planner.units import GIB
 
 _ASSUMED_WEIGHT = 0.3
 """Weight of runs whose recomputation or micro-batch had to be filled in."""
-DATA = Path(__file__).with_name("data")
+AS_OF = "2026-11"
 CONSTANTS = Path(cost_constants.__file__).with_name("constants.yaml")
 UNCERTAINTY = Path(cost_constants.__file__).with_name("uncertainty.yaml")
 
@@ -59,13 +63,26 @@ def write_constants(values: dict[Key, float], path: Path = CONSTANTS) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def memory_errors() -> Errors:
-    """Errors of peak memory where a record states one and all its settings."""
-    cases, _ = cases_of([run for run in public_runs() if run.measured.peak_mem_gib is not None])
+def memory_ranges() -> dict[str, Any]:
+    """Ranges of peak memory: from figures where sources print them, else from what did not fit."""
+    runs = public_runs()
+    cases, _ = cases_of([run for run in runs if run.measured.peak_mem_gib is not None])
     predicted = [prediction.peak_memory_bytes or np.nan for prediction in predict(cases)]
     measured = [(case.run.measured.peak_mem_gib or np.nan) * GIB for case in cases]
     errors = np.log(np.array(predicted) / np.array(measured))
-    return Errors(cases, errors, errors)
+    found = ranges(Errors(cases, [_memory_class(case) for case in cases], errors, errors))
+    ended, _ = cases_of([run for run in runs if run.measured.oom is True])
+    boundaries = boundary_ranges(ended, [_memory_class(case) for case in ended], predict(ended))
+    found["classes"] = dict(sorted((boundaries | found["classes"]).items()))
+    return found
+
+
+def _memory_class(case: Case) -> str:
+    return memory_class_name(case.context.backend.family, case.context.model)
+
+
+def _time_class(case: Case) -> str:
+    return class_name(case.context.backend.family, case.context.job, case.context.model)
 
 
 def _say(line: str) -> None:
@@ -78,39 +95,30 @@ def main() -> None:
     weights, free = row_weights(cases), fitted_constants()
     _say(f"{len(free)} constants, {len(cases)} runs")
     found = fit(
-        cases,
-        published_constants(),
-        free,
-        weights,
-        progress=lambda i, loss: _say(f"iteration {i}: {loss:.1f}"),
+        cases, published_constants(), free, weights, progress=lambda i, loss: _say(f"iteration {i}: {loss:.1f}")
     )
     write_constants(found.values)
-    published_constants.cache_clear()
-    cost_constants._document.cache_clear()
-    table = published_constants()
+    table = published_constants().with_values(found.values)
     validation = cross_validate(cases, table, free, weights, found, progress=lambda name: _say(f"without {name}"))
-    time = ranges(Errors(cases, validation.without_group, validation.without_source))
-    document = {"as_of": "2026-11", "step_time": time, "memory": ranges(memory_errors())}
-    UNCERTAINTY.write_text(
-        yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110), encoding="utf-8"
-    )
+    names = [_time_class(case) for case in cases]
+    time = ranges(Errors(cases, names, validation.without_group, validation.without_source))
+    document = {"as_of": AS_OF, "step_time": time, "memory": memory_ranges()}
+    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
+    UNCERTAINTY.write_text(text, encoding="utf-8")
     classes = [class_of_run(case.run) for case in cases]
-    whole, without = ablate(cases, classes, table)
-    rows = [
-        {
-            "id": case.run.id,
-            "class": name,
-            "fitted": round(float(fitted), 5),
-            "without_group": round(float(group), 5),
-            "without_source": round(float(source), 5),
-        }
-        for case, name, fitted, group, source in zip(
-            cases, classes, found.errors, validation.without_group, validation.without_source, strict=True
+    validated.write(_by_class(classes, validation), ablate(cases, classes, table))
+
+
+def _by_class(classes: Sequence[str], validation: CrossValidation) -> dict[str, Validation]:
+    """Out-of-fold figures of every class, and of all runs together."""
+    found = {}
+    for name in (*sorted(set(classes)), ALL):
+        rows = np.array([name in (other, ALL) for other in classes], dtype=bool)
+        found[name] = Validation(
+            without_group=errors_of(np.expm1(validation.without_group[rows]).tolist()),
+            without_source=errors_of(np.expm1(validation.without_source[rows]).tolist()),
         )
-    ]
-    effects = [vars(worth) for worth in (whole, *without)]
-    text = json.dumps({"constants": len(free), "rows": rows, "effects": effects}, indent=0)
-    (DATA / "validation.json").write_text(text + "\n", encoding="utf-8")
+    return found
 
 
 if __name__ == "__main__":

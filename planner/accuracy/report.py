@@ -15,7 +15,8 @@ import numpy as np
 from planner.accuracy.classes import GRID_SOURCES, class_of_run, excluded_from_time
 from planner.accuracy.interpret import Case
 from planner.accuracy.predict import Prediction, cases_of, predict
-from planner.accuracy.records import Records
+from planner.accuracy.records import PUBLIC, Records
+from planner.accuracy.validated import validation_of
 from planner.catalog import load_accelerator
 from planner.cost.constants import published_constants
 from planner.errors import InputError
@@ -134,7 +135,7 @@ def report(
         read=len(records.runs),
         priced=len(rows) - len(skipped),
         profile=f"{profile.framework} on {profile.accelerator}" if profile else None,
-        step_time=_time_rows(rows, group),
+        step_time=_time_rows(rows, group, validated=by == "class" and name == PUBLIC and profile is None),
         memory=_memory_rows(rows, group),
         fit=_fit_rows(rows, group),
         ranking=_summary([sweep for sweep in sweeps if sweep.grid]),
@@ -185,7 +186,8 @@ def _with_all(groups: Mapping[str, list[Scored]]) -> list[tuple[str, list[Scored
     return [*groups.items(), (ALL, [row for rows in groups.values() for row in rows])]
 
 
-def _time_rows(rows: Sequence[Scored], group: Callable[[Scored], str]) -> tuple[TimeRow, ...]:
+def _time_rows(rows: Sequence[Scored], group: Callable[[Scored], str], *, validated: bool) -> tuple[TimeRow, ...]:
+    """``validated``: the classes of the public records have out-of-fold errors beside the fitted ones."""
     found = []
     for name, members in _with_all(_grouped((row for row in rows if row.compared), group)):
         priced = [row for row in members if row.time_error is not None]
@@ -198,6 +200,7 @@ def _time_rows(rows: Sequence[Scored], group: Callable[[Scored], str]) -> tuple[
                 errors=errors_of([row.time_error or 0.0 for row in priced]) if priced else None,
                 skipped=skipped,
                 assumed=round(sum(bool(row.prediction.assumed) for row in priced) / max(len(priced), 1), _DIGITS),
+                validation=validation_of(name) if validated else None,
             )
         )
     return tuple(found)

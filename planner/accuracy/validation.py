@@ -18,7 +18,7 @@ from planner.specs.batch import FloatArray
 
 
 @dataclass(frozen=True)
-class Validation:
+class CrossValidation:
     """log(predicted / measured) of every row by constants fitted without it."""
 
     without_group: FloatArray
@@ -37,38 +37,26 @@ def cross_validate(
     weights: FloatArray,
     fit: Fit,
     progress: Callable[[str], None] | None = None,
-) -> Validation:
+) -> CrossValidation:
     """Out-of-fold errors of ``cases``, which ``fit`` was fitted to with ``weights``."""
     without_group = np.array(fit.errors)
-    for rows in _folds([group_of(case) for case in cases]):
+    for rows in folds([group_of(case) for case in cases]):
         change = refit(fit, free, np.where(rows, 0.0, weights))
         without_group[rows] = fit.errors[rows] + fit.jacobian[rows] @ change
     without_source = np.array(fit.errors)
     keys = list(fit.values)
-    for rows in _folds([(case.run.source_name,) for case in cases]):
+    for rows in folds([(case.run.source_name,) for case in cases]):
         change = refit(fit, free, np.where(rows, 0.0, weights))
         values = {key: fit.values[key] * float(np.exp(step)) for key, step in zip(keys, change, strict=True)}
         left_out = [case for case, chosen in zip(cases, rows, strict=True) if chosen]
         without_source[rows] = log_errors(left_out, table.with_values(values))
         if progress is not None:
             progress(left_out[0].run.source_name)
-    return Validation(without_group, without_source)
+    return CrossValidation(without_group, without_source)
 
 
-def _folds(names: Sequence[tuple[str, ...]]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
+def folds(names: Sequence[tuple[str, ...]]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
     """One mask for each distinct name."""
     index = {name: place for place, name in enumerate(dict.fromkeys(names))}
     codes = np.array([index[name] for name in names])
     return [codes == code for code in range(len(index))]
-
-
-def coverage(errors: FloatArray, groups: Sequence[tuple[str, ...]], low: float, high: float) -> float:
-    """Share of rows whose measured value lies in the range that the other groups' quantiles give."""
-    inside = np.zeros(len(errors), dtype=bool)
-    for rows in _folds(groups):
-        others = errors[~rows]
-        if len(others) == 0:
-            continue
-        bottom, top = np.quantile(others, [low, high])
-        inside[rows] = (errors[rows] >= bottom) & (errors[rows] <= top)
-    return float(inside.mean())

@@ -171,6 +171,9 @@ class Habits:
     micro-batch."""
     gathers_every_micro_batch: bool = field(default=False, kw_only=True)
     """Stage 2 frees the gathered weights after every backward pass instead of keeping them for the step."""
+    pipelines_keep_weights: bool = field(default=False, kw_only=True)
+    """With pipeline stages, fully sharded weights are gathered once a step and kept, and gradients wait unsharded for
+    the last micro-batch (torchtitan's default reshard policy)."""
     offloaded_parameter_bytes: float = field(default=2.0, kw_only=True)
     """Bytes per parameter that cross the host link when offloaded weights are gathered."""
     overlapped_stages: tuple[int, ...] = field(default=(0, 1, 2, 3), kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.backends.base import Backend, BufferContext, RecomputeKind, StateBytes
 from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
-from planner.backends.fsdp import FULL, Fsdp
+from planner.backends.fsdp import FULL, MASTER_BYTES, Fsdp, compute_bytes
 from planner.backends.megatron import (
     EVERYTHING,
     GRADIENT_BYTES,
@@ -280,6 +280,7 @@ class Torchtitan(Fsdp):
 
     name = "torchtitan"
     title = "torchtitan"
+    habits = replace(Fsdp.habits, pipelines_keep_weights=True)
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
         """Embedding and head count as one layer each, a remainder goes to the first stages (torchtitan,
@@ -298,11 +299,18 @@ class Torchtitan(Fsdp):
         go, so they count in the optimizer step (fused AdamW, no temporaries of its own) and not beside the loss."""
         held = super().state_bytes(job, batch, shard)
         single = job.global_batch <= batch.micro_batch * batch.dp
+        kept = (batch.pp > 1) & (batch.zero_stage == 3)
         return replace(
             held,
-            gradients=np.where(single, 0.0, held.gradients),
+            weights=held.weights + np.where(kept, compute_bytes(job), 0.0),
+            gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
             step_temporary=np.where(single, held.gradients, 0.0),
         )
+
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        """Stages of a pipeline have no gather windows: their weights and gradients are whole all step."""
+        windows = np.where(context.batch.pp > 1, 0.0, 1.0)
+        return {name: windows * held for name, held in super().buffer_bytes(context).items()}
 
 
 class Compiled(Torchtitan):
@@ -310,7 +318,7 @@ class Compiled(Torchtitan):
 
     name = "torchtitan-compiled"
     title = "torchtitan, compiled"
-    habits = replace(Fsdp.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
+    habits = replace(Torchtitan.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
 
 
 class Rowwise(Compiled):

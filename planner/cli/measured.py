@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from planner.cli.console import Justify, stdout, table
-from planner.specs.accuracy import AccuracyDocument, Errors, FitRow, NotPriced, RecordProblem
+from planner.specs.accuracy import AccuracyDocument, Errors, FitRow, NotPriced, RecordProblem, TimeRow
 from planner.specs.profile import Calibration
 from planner.units import count, duration, percent
 
@@ -71,7 +71,20 @@ def _time(console: Console, document: AccuracyDocument) -> None:
         console.print(Text("\nNo run states a step time that can be compared."))
         return
     headers = [(document.by, "left"), *_ERROR_HEADERS, ("not predicted", "right"), ("assumed", "right")]
+    if any(row.validation for row in document.step_time):
+        headers += [("without its group", "right"), ("without its source", "right")]
+        rows = [[*cells, *_validated(row)] for cells, row in zip(rows, document.step_time, strict=True)]
     _section(console, "Step time, error of the prediction", headers, rows)
+
+
+def _validated(row: TimeRow) -> list[str]:
+    """Median and 90th percentile of the error by constants that were fitted without the run."""
+    if row.validation is None:
+        return ["", ""]
+    return [
+        f"{100 * errors.median:.1f} / {100 * errors.p90:.0f} %"
+        for errors in (row.validation.without_group, row.validation.without_source)
+    ]
 
 
 def _memory(console: Console, document: AccuracyDocument) -> None:

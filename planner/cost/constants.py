@@ -132,6 +132,12 @@ def published_constants() -> ConstantTable:
     return ConstantTable(values)
 
 
+def meaning_of(name: str) -> tuple[str, str]:
+    """(unit, meaning) of a constant."""
+    entry = _document()[name]
+    return str(entry["unit"]), str(entry["meaning"])
+
+
 def fitted_constants() -> dict[Key, Fitted]:
     """The values that were fitted to public runs, in the order of the file."""
     return {

@@ -143,6 +143,12 @@ class Work:
         return self.context.job.seq_len * self.batch.micro_batch / self.cp
 
     @cached_property
+    def traffic_stage(self) -> IntArray:
+        """Sharding stage by what travels in every micro-batch: stage 1 where gathered weights are kept for the step."""
+        kept = self.context.backend.habits.pipelines_keep_weights & (self.batch.pp > 1) & (self.batch.zero_stage == 3)
+        return np.where(kept, 1, self.batch.zero_stage)
+
+    @cached_property
     def sp_tokens(self) -> FloatArray:
         """The same where sequence parallelism splits them over the tp ranks."""
         return np.where(self.batch.sequence_parallel, self.tokens / self.tp, self.tokens)

@@ -85,7 +85,7 @@ def _traffic(
     Sharded ``params`` are gathered for compute; only ``trained`` ones (the same, or adapters beside frozen ones) are
     reduced, and gathered again after the optimizer has changed them."""
     shard, regather, data, replica = groups
-    habits, stage = work.context.backend.habits, work.batch.zero_stage
+    habits, stage = work.context.backend.habits, work.traffic_stage
     gradient = habits.gradient_reduce_bytes(work.context.job)
     parameter = 4.0 if work.context.job.precision == "fp32" else _PARAMETER_BYTES
     per_layer = habits.data_parallel_overlap == "every-layer"

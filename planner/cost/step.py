@@ -103,7 +103,7 @@ class Step:
     @cached_property
     def _traffic_overlaps(self) -> BoolArray:
         overlapped = self.work.context.backend.habits.overlapped_stages
-        return np.isin(self.work.batch.zero_stage, overlapped)
+        return np.isin(self.work.traffic_stage, overlapped)
 
     @cached_property
     def layer_time_s(self) -> FloatArray:
@@ -322,7 +322,7 @@ class Step:
             return window
         overlapped = self.work.context.backend.habits.overlapped_stages
         share = np.array([w if stage in overlapped else 0.0 for stage, w in enumerate(_LAYER_WISE_WINDOW)])
-        return share[self.work.batch.zero_stage]
+        return share[self.work.traffic_stage]
 
     @cached_property
     def constant_time(self) -> FloatArray:

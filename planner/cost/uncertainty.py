@@ -34,10 +34,20 @@ def _document() -> dict[str, Any]:
     return document
 
 
+def measured_ranges() -> dict[str, Any]:
+    """The ranges of step time and memory by class, as the file has them."""
+    return {"step time": _document()["step_time"], "memory": _document()["memory"]}
+
+
 def class_name(family: str, job: Job, model: ModelSpec) -> str:
     """The class whose measured error an estimate shares: framework family, kind of model, width of the matrices."""
     kind = "experts" if model.moe is not None else "dense"
     return f"{family} {kind} {'8/4-bit' if job.narrow else '16-bit'}"
+
+
+def memory_class_name(family: str, model: ModelSpec) -> str:
+    """The class of a memory estimate; the width of the matrices hardly matters to it."""
+    return f"{family} {'experts' if model.moe is not None else 'dense'}"
 
 
 def uncertainty_for(family: str, accelerator: str, job: Job, model: ModelSpec, *, assumed: bool = False) -> Uncertainty:
@@ -45,7 +55,7 @@ def uncertainty_for(family: str, accelerator: str, job: Job, model: ModelSpec, *
     document = _document()
     name = class_name(family, job, model)
     time, time_basis = _range(document["step_time"], name, accelerator, assumed=assumed)
-    memory, memory_basis = _range(document["memory"], name, accelerator, assumed=False)
+    memory, memory_basis = _range(document["memory"], memory_class_name(family, model), accelerator, assumed=False)
     return Uncertainty(*time, *memory, f"step time: {time_basis}; memory: {memory_basis}")
 
 
@@ -60,6 +70,8 @@ def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool)
         ), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of classes that were left out whole"
     low, high = entry["range"]
     basis = f"80 % of {entry['runs']} measured runs of {name}"
+    if "coverage" not in entry:
+        basis = f"{entry['runs']} runs of {name} that ended out of memory"
     if assumed:
         wide_low, wide_high = table["outside"]["assumed"]
         low, high = min(low, wide_low), max(high, wide_high)

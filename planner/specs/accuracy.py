@@ -49,6 +49,27 @@ class Errors(Spec):
     """Mean signed error; negative means predicted too fast, or too little memory."""
 
 
+class Validation(Spec):
+    """What the errors of a class would be if the constants had been fitted without the run in question."""
+
+    without_group: Errors
+    """Without the runs of its source on its model and accelerator."""
+    without_source: Errors
+    """Without all runs of its source."""
+
+
+class EffectRow(Spec):
+    """The error of the model without one of its effects."""
+
+    effect: str
+    error: float
+    """Mean |log(predicted / measured)|, every class counting the same."""
+    recentred: float
+    """The same after every class has found its own overall rate."""
+    most_affected: str
+    """The class whose error grows most."""
+
+
 class TimeRow(Spec):
     """Step-time error of one group."""
 
@@ -59,6 +80,8 @@ class TimeRow(Spec):
     """Timed rows that could not be priced."""
     assumed: float
     """Share of the priced rows with at least one setting that the source does not state."""
+    validation: Validation | None = None
+    """Null for other records than the public ones."""
 
 
 class MemoryRow(Spec):
