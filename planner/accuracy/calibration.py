@@ -41,7 +41,10 @@ _RATES = (
     *("gemm_share", "gemm_share_fp8", "gemm_share_fp4", "attention_forward_share", "attention_backward_share"),
     *("stream_share", "optimizer_traffic_share", "cpu_adam_bytes_per_s", *_COMMUNICATION),
 )
-_HOST_TIMES = ("launch_s", "moe_host_s")
+_HOST_TIMES = (
+    *("launch_s", "moe_host_s", "blocking_launch_s"),
+    *("stage_sync_s", "staged_collective_host_s"),
+)
 _TIMES = (*_HOST_TIMES, "fabric_latency_s", "network_latency_s", "network_hop_s", "step_overhead_s")
 NEEDS = (
     "a run needs measured.step_time_s, model, hardware.gpu, hardware.gpus, run.global_batch and the parallel degrees; "

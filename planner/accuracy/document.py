@@ -82,11 +82,18 @@ _ERROR_HEADERS = ("runs", "median", "p90", "mean")
 
 def _time_table(document: AccuracyDocument) -> str:
     rows = [
-        [row.group, *_cells(row.errors), str(row.skipped), percent(row.assumed) if row.errors else "", *_validated(row)]
+        [
+            row.group,
+            *_cells(row.errors),
+            str(row.skipped),
+            percent(row.assumed) if row.errors else "",
+            _share(row.in_range),
+            *_validated(row),
+        ]
         for row in document.step_time
     ]
     more = ("without its group", "without its source") if any(row.validation for row in document.step_time) else ()
-    return _table((document.by, *_ERROR_HEADERS, "not priced", "assumed", *more), rows)
+    return _table((document.by, *_ERROR_HEADERS, "not priced", "assumed", "in range", *more), rows)
 
 
 def _validated(row: TimeRow) -> list[str]:

@@ -14,8 +14,10 @@ from planner.accuracy.interpret import Case, interpret
 from planner.accuracy.profiled import with_memory_factor
 from planner.accuracy.skip import Skip
 from planner.cost.constants import ConstantTable
+from planner.cost.context import CostContext
 from planner.cost.evaluate import fits, layer_counts, recomputed_counts, stage_model
 from planner.cost.stage_model import StageModel, assemble
+from planner.cost.uncertainty import Uncertainty, uncertainty_for
 from planner.errors import PlannerError
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.measurement import MeasuredRun
@@ -34,6 +36,9 @@ class Prediction:
     assumed: tuple[str, ...] = ()
     peak_device_bytes: float | None = None
     """What the fullest GPU needs in all."""
+    step_time_range_s: tuple[float, float] | None = None
+    """80 % range of the class, wider where settings had to be filled in."""
+    peak_memory_range_bytes: tuple[float, float] | None = None
 
 
 def cases_of(runs: Sequence[MeasuredRun]) -> tuple[list[Case], list[Prediction]]:
@@ -133,16 +138,27 @@ def _group(
         rank = {"first": figure[0], "last": figure[-1]}.get(case.memory_rank, figure.max())
         if not (np.isfinite(step[chosen]) and np.isfinite(rank)):
             raise ValueError(f"{case.run.id}: the prediction is not finite")
+        seconds = float(step[chosen])
+        spread = uncertainty_of(context, assumed=bool(case.assumed))
         predictions[index] = Prediction(
             case.run.id,
-            float(step[chosen]) if case.timed else None,
+            seconds if case.timed else None,
             float(rank),
             bool(fit[chosen]),
             None,
             case.assumed,
             float(peak[chosen]),
+            (seconds * spread.step_time_lower, seconds * spread.step_time_upper) if case.timed else None,
+            (float(rank) * spread.memory_lower, float(rank) * spread.memory_upper),
         )
     return predictions
+
+
+def uncertainty_of(context: CostContext, *, assumed: bool) -> Uncertainty:
+    """The ranges of a run's class."""
+    return uncertainty_for(
+        context.backend.family, context.cluster.accelerator.id, context.job, context.model, assumed=assumed
+    )
 
 
 _CLEARLY_TOO_LARGE = 1.15

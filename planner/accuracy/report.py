@@ -69,6 +69,12 @@ class Scored:
         return predicted / measured - 1.0
 
     @property
+    def in_range(self) -> bool:
+        """The measured step time lies in the predicted range."""
+        measured, ends = self.run.measured.step_time_s, self.prediction.step_time_range_s
+        return measured is not None and ends is not None and ends[0] <= measured <= ends[1]
+
+    @property
     def memory_error(self) -> float | None:
         """The same of the peak memory."""
         measured, predicted = self.run.measured.peak_mem_gib, self.prediction.peak_memory_bytes
@@ -200,6 +206,7 @@ def _time_rows(rows: Sequence[Scored], group: Callable[[Scored], str], *, valida
                 errors=errors_of([row.time_error or 0.0 for row in priced]) if priced else None,
                 skipped=skipped,
                 assumed=round(sum(bool(row.prediction.assumed) for row in priced) / max(len(priced), 1), _DIGITS),
+                in_range=round(sum(row.in_range for row in priced) / len(priced), _DIGITS) if priced else None,
                 validation=validation_of(name) if validated else None,
             )
         )

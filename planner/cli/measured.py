@@ -64,13 +64,17 @@ def _signed(ratio: float) -> str:
 
 def _time(console: Console, document: AccuracyDocument) -> None:
     rows = [
-        [row.group, *_errors(row.errors), str(row.skipped or ""), percent(row.assumed) if row.errors else ""]
+        [
+            *(row.group, *_errors(row.errors), str(row.skipped or "")),
+            *(percent(row.assumed) if row.errors else "", _share(row.in_range)),
+        ]
         for row in document.step_time
     ]
     if not rows:
         console.print(Text("\nNo run states a step time that can be compared."))
         return
     headers = [(document.by, "left"), *_ERROR_HEADERS, ("not predicted", "right"), ("assumed", "right")]
+    headers.append(("in range", "right"))
     if any(row.validation for row in document.step_time):
         headers += [("without its group", "right"), ("without its source", "right")]
         rows = [[*cells, *_validated(row)] for cells, row in zip(rows, document.step_time, strict=True)]

@@ -97,7 +97,9 @@ def _line(prediction: Prediction) -> dict[str, object]:
     return {
         "id": prediction.id,
         "step_time_s": prediction.step_time_s,
+        "step_time_range_s": prediction.step_time_range_s,
         "peak_memory_bytes": prediction.peak_memory_bytes,
+        "peak_memory_range_bytes": prediction.peak_memory_range_bytes,
         "fits": prediction.fits,
         "skipped": prediction.skipped,
     }

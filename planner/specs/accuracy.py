@@ -80,6 +80,8 @@ class TimeRow(Spec):
     """Timed rows that could not be priced."""
     assumed: float
     """Share of the priced rows with at least one setting that the source does not state."""
+    in_range: float | None = None
+    """Share of the priced rows whose measured time lies in the 80 % range of the prediction."""
     validation: Validation | None = None
     """Null for other records than the public ones."""
 
