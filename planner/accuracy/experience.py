@@ -21,8 +21,8 @@ LEAST_RUNS, LEAST_GROUPS = 8, 2
 """Runs and groups (source, model, accelerator) that a class needs."""
 LEAST_OUTCOMES = 30
 """Runs that ended out of memory from which on they say how far a class's memory may be above its estimate."""
-LOW, HIGH = 0.1, 0.9
-"""Quantiles of measured over predicted: an 80 % range."""
+HIGH = 0.9
+"""Upper quantile of measured over predicted, with its mirror an 80 % range."""
 FALSE_FIT = 0.02
 """Share of the runs out of memory that the upper end may let through."""
 
@@ -44,7 +44,13 @@ class Errors:
         return np.array([not case.assumed for case in self.cases], dtype=bool)
 
 
-def ranges(errors: Errors) -> dict[str, Any]:
+def widening(errors: FloatArray, without_accelerator: FloatArray, cases: Sequence[Case]) -> float:
+    """How much wider (in logarithms) errors lie on accelerators whose runs the fit did not see; at least 1."""
+    (low, high), (wide_low, wide_high) = _ends(errors, cases), _ends(without_accelerator, cases)
+    return round(max(1.0, float(np.log(wide_high / wide_low) / np.log(high / low))), 2)
+
+
+def ranges(errors: Errors, accelerator_widening: float) -> dict[str, Any]:
     """The document part for one quantity: classes, and the wider ranges outside them."""
     classes = {}
     for name in sorted(set(errors.classes)):
@@ -60,12 +66,11 @@ def ranges(errors: Errors) -> dict[str, Any]:
         }
     assumed = ~errors.stated
     others = [case for case, chosen in zip(errors.cases, assumed, strict=True) if chosen]
-    outside = _rounded(_ends(errors.left_out, errors.cases))
     return {
         "classes": classes,
         "outside": {
-            "class": outside,
-            "accelerator": outside,
+            "class": _rounded(_ends(errors.left_out, errors.cases)),
+            "accelerator_widening": accelerator_widening,
             "assumed": _rounded(_ends(errors.in_class[assumed], others)) if others else [1.0, 1.0],
         },
     }
@@ -87,7 +92,11 @@ def _ends(errors: FloatArray, cases: Sequence[Case]) -> tuple[float, float]:
     order = np.argsort(-errors)
     share = np.cumsum(weights[order]) / weights.sum()
     ratio = np.exp(-errors[order])
-    low, high = (float(ratio[min(int(np.searchsorted(share, level)), len(ratio) - 1)]) for level in (LOW, HIGH))
+    # Few groups say little of the next one: the quantiles move outward by 1/n (split conformal prediction).
+    outer = min(HIGH * (1.0 + 1.0 / len(sizes)), 1.0)
+    low, high = (
+        float(ratio[min(int(np.searchsorted(share, level)), len(ratio) - 1)]) for level in (1.0 - outer, outer)
+    )
     return min(low, 1.0), max(high, 1.0)
 
 

@@ -89,10 +89,13 @@ def _loss(run: MeasuredConfiguration) -> Callable[[Job], float]:
 def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateFormat | None:
     """Bytes per parameter where gradients, moments or weights have another format than Megatron-LM's default.
 
-    The recipes of NeMo and Megatron-Bridge reduce and keep gradients in bf16 (``grad_reduce_in_fp32`` off)."""
+    The recipes of NeMo and Megatron-Bridge reduce and keep gradients in bf16 (``grad_reduce_in_fp32`` off), and their
+    fp8 configurations keep the weights in 8 bits (``fp8_param_gather`` on: mixed_precision.py of both)."""
     extra, arguments, recipe = run.extra, _group(run, "args"), _group(run, "recipe_settings")
     moments = recipe.get("optimizer.exp_avg_dtype") or arguments.get("exp-avg-dtype") or extra.get("optimizer_moments")
     gather = arguments.get("fp8-param-gather") or extra.get("fp8_param_gather")
+    if gather is None and precision == "fp8":
+        gather = _recipe_framework(run)
     weights, gradients, optimizer = WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision]
     if _narrow_gradients(run):
         gradients = 2.0
@@ -117,6 +120,11 @@ def _narrow_gradients(run: MeasuredConfiguration) -> bool:
         return main != "fp32"
     if arguments.get("grad-reduce-in-bf16"):
         return True
+    return _recipe_framework(run)
+
+
+def _recipe_framework(run: MeasuredConfiguration) -> bool:
+    """Whether the run follows a recipe of NeMo or Megatron-Bridge."""
     return (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
 
 

@@ -17,7 +17,7 @@ import yaml
 from planner.accuracy import validated
 from planner.accuracy.ablation import ablate
 from planner.accuracy.classes import class_of_run, excluded_from_time
-from planner.accuracy.experience import Errors, boundary_ranges, ranges
+from planner.accuracy.experience import Errors, boundary_ranges, ranges, widening
 from planner.accuracy.fitting import fit
 from planner.accuracy.interpret import Case
 from planner.accuracy.predict import cases_of, predict
@@ -63,14 +63,14 @@ def write_constants(values: dict[Key, float], path: Path = CONSTANTS) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def memory_ranges() -> dict[str, Any]:
+def memory_ranges(accelerator_widening: float) -> dict[str, Any]:
     """Ranges of peak memory: from figures where sources print them, else from what did not fit."""
     runs = public_runs()
     cases, _ = cases_of([run for run in runs if run.measured.peak_mem_gib is not None])
     predicted = [prediction.peak_memory_bytes or np.nan for prediction in predict(cases)]
     measured = [(case.run.measured.peak_mem_gib or np.nan) * GIB for case in cases]
     errors = np.log(np.array(predicted) / np.array(measured))
-    found = ranges(Errors(cases, [_memory_class(case) for case in cases], errors, errors))
+    found = ranges(Errors(cases, [_memory_class(case) for case in cases], errors, errors), accelerator_widening)
     ended, _ = cases_of([run for run in runs if run.measured.oom is True])
     boundaries = boundary_ranges(ended, [_memory_class(case) for case in ended], predict(ended))
     found["classes"] = dict(sorted((boundaries | found["classes"]).items()))
@@ -101,8 +101,9 @@ def main() -> None:
     table = published_constants().with_values(found.values)
     validation = cross_validate(cases, table, free, weights, found, progress=lambda name: _say(f"without {name}"))
     names = [_time_class(case) for case in cases]
-    time = ranges(Errors(cases, names, validation.without_group, validation.without_source))
-    document = {"as_of": AS_OF, "step_time": time, "memory": memory_ranges()}
+    wider = widening(validation.without_group, validation.without_accelerator, cases)
+    time = ranges(Errors(cases, names, validation.without_group, validation.without_source), wider)
+    document = {"as_of": AS_OF, "step_time": time, "memory": memory_ranges(wider)}
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
     UNCERTAINTY.write_text(text, encoding="utf-8")
     classes = [class_of_run(case.run) for case in cases]

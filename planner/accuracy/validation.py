@@ -23,6 +23,7 @@ class CrossValidation:
 
     without_group: FloatArray
     without_source: FloatArray
+    without_accelerator: FloatArray
 
 
 def group_of(case: Case) -> tuple[str, ...]:
@@ -43,16 +44,25 @@ def cross_validate(
     for rows in folds([group_of(case) for case in cases]):
         change = refit(fit, free, np.where(rows, 0.0, weights))
         without_group[rows] = fit.errors[rows] + fit.jacobian[rows] @ change
-    without_source = np.array(fit.errors)
-    keys = list(fit.values)
-    for rows in folds([(case.run.source_name,) for case in cases]):
-        change = refit(fit, free, np.where(rows, 0.0, weights))
-        values = {key: fit.values[key] * float(np.exp(step)) for key, step in zip(keys, change, strict=True)}
-        left_out = [case for case, chosen in zip(cases, rows, strict=True) if chosen]
-        without_source[rows] = log_errors(left_out, table.with_values(values))
-        if progress is not None:
-            progress(left_out[0].run.source_name)
-    return CrossValidation(without_group, without_source)
+
+    def priced_again(names: Sequence[tuple[str, ...]]) -> FloatArray:
+        errors = np.array(fit.errors)
+        for rows in folds(names):
+            change = refit(fit, free, np.where(rows, 0.0, weights))
+            values = {
+                key: value * float(np.exp(step)) for (key, value), step in zip(fit.values.items(), change, strict=True)
+            }
+            left_out = [case for case, chosen in zip(cases, rows, strict=True) if chosen]
+            errors[rows] = log_errors(left_out, table.with_values(values))
+            if progress is not None:
+                progress(names[int(np.argmax(rows))][0])
+        return errors
+
+    return CrossValidation(
+        without_group,
+        priced_again([(case.run.source_name,) for case in cases]),
+        priced_again([(case.context.cluster.accelerator.id,) for case in cases]),
+    )
 
 
 def folds(names: Sequence[tuple[str, ...]]) -> list[np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:

@@ -77,7 +77,7 @@ def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool)
         low, high = min(low, wide_low), max(high, wide_high)
         basis += ", widened for settings that were filled in"
     if accelerator not in entry["accelerators"]:
-        wide_low, wide_high = table["outside"]["accelerator"]
-        low, high = min(low, wide_low), max(high, wide_high)
+        widening = table["outside"]["accelerator_widening"]
+        low, high = low**widening, high**widening
         basis += f", widened: {accelerator} is {OUTSIDE_EXPERIENCE} for this class"
     return (low, high), basis
