@@ -37,7 +37,29 @@ def main(folder: Path) -> None:
     for panel, name in PLOTS.items():
         (docs / name).write_bytes(plot.scatter(rows, [panel], "svg"))
     (docs / "accuracy.md").write_text(page(document, rows, records), encoding="utf-8")
+    readme = folder / "README.md"
+    readme.write_text(with_summary(readme.read_text(encoding="utf-8"), document), encoding="utf-8")
     baseline.FILE.write_text(baseline.text_of(baseline.table_of(document)), encoding="utf-8")
+
+
+MARKS = ("<!-- accuracy: written by make accuracy -->\n", "<!-- /accuracy -->\n")
+
+
+def with_summary(text: str, document: AccuracyDocument) -> str:
+    """``text`` (README.md) with the short table between its marks."""
+    before, rest = text.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    return f"{before}{MARKS[0]}{summary(document)}\n{MARKS[1]}{after}"
+
+
+def summary(document: AccuracyDocument) -> str:
+    """The step-time table in short."""
+    rows = []
+    for row in document.step_time:
+        if row.errors is not None and row.validation is not None:
+            errors = (row.errors, row.validation.without_group, row.validation.without_source)
+            rows.append([row.group, str(row.errors.rows), *(f"{percent(e.median)} / {percent(e.p90)}" for e in errors)])
+    return _table(("class", "runs", "error", "without its group", "without its source"), rows)
 
 
 def page(document: AccuracyDocument, rows: Sequence[Scored], records: Records) -> str:

@@ -23,7 +23,7 @@ LEAST_OUTCOMES = 30
 """Runs that ended out of memory from which on they say how far a class's memory may be above its estimate."""
 HIGH = 0.9
 """Upper quantile of measured over predicted, with its mirror an 80 % range."""
-FALSE_FIT = 0.02
+FALSE_FIT = 0.015
 """Share of the runs out of memory that the upper end may let through."""
 
 
