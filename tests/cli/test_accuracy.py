@@ -63,7 +63,10 @@ def test_json_and_predictions(cli: Cli, runs: Path, tmp_path: Path) -> None:
     assert {row["id"]: row["line"] for row in document["not_priced"]} == {"c": 5, "d": 6}
     lines: list[dict[str, Any]] = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["id"] for line in lines] == ["a", "b", "c", "d", "f"]
-    assert all(set(line) == {"id", "step_time_s", "peak_memory_bytes", "fits", "skipped"} for line in lines)
+    ranges = {"step_time_range_s", "peak_memory_range_bytes"}
+    assert all(set(line) == {"id", "step_time_s", "peak_memory_bytes", "fits", "skipped"} | ranges for line in lines)
+    low, high = lines[0]["step_time_range_s"]
+    assert low < lines[0]["step_time_s"] < high
     assert [line["skipped"] is None for line in lines] == [True, True, False, False, True]
     first = out.read_bytes()
     again = cli("accuracy", "--records", str(runs), "--predictions", str(out), "--force", "--json", "--by", "source")

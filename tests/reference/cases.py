@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from planner.backends import get_backend
+from planner.backends.stacks import STACKS
 from planner.catalog import default_system, load_accelerator, load_model
 from planner.cost.context import CostContext
 from planner.specs.batch import StrategyBatch
@@ -53,7 +53,7 @@ def reference_cluster(gpu: str, gpus: int, gpus_per_node: int) -> Cluster:
 
 
 def _run(case: dict[str, Any]) -> MeasuredRun:
-    backend = get_backend(case["backend"])
+    backend = STACKS[case["backend"]]
     if not case["tp_comm_overlap"]:
         backend = backend.with_habits(tensor_parallel_overlap=False)
     if case.get("compiled"):
