@@ -47,7 +47,7 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     if work.context.backend.habits.even_in_flight:
         filled = np.broadcast_to(np.minimum(m, 2 * pp), one_forward.shape)
         one_forward = np.where(schedule == ZB_H1, np.minimum(m, pp), one_forward)
-    alive = np.select([schedule == INTERLEAVED, schedule == ZB_H2], [interleaved, filled], one_forward)
+    alive = np.where(schedule == INTERLEAVED, interleaved, np.where(schedule == ZB_H2, filled, one_forward))
     return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)
 
 

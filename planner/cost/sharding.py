@@ -100,9 +100,11 @@ def _traffic(
     from_host = _host_gather_s(work, params / degree)
     gather, again, renew = (np.maximum(seconds, from_host) for seconds in (gather, again, renew))
     repeated = habits.gathers_every_micro_batch & (stage == 2)
-    once = np.select([stage == 0, stage == 1, (stage == 2) & ~repeated], [reduce, scatter + renew + across, renew], 0.0)
+    # Nested np.where: np.select takes several times as long on the short arrays of a search.
+    once = np.where(stage == 1, scatter + renew + across, np.where((stage == 2) & ~repeated, renew, 0.0))
+    once = np.where(stage == 0, reduce, once)
     forward = np.where((stage == 3) | repeated, gather, 0.0)
-    backward = np.select([stage == 2, stage == 3], [scatter + across, again + scatter + across], 0.0)
+    backward = np.where(stage >= 2, scatter + across, 0.0) + np.where(stage == 3, again, 0.0)
     return LayerTraffic(once, forward, backward)
 
 
