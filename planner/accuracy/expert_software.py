@@ -22,11 +22,11 @@ none, nor did NeMo's recipe of DeepSeek-V3, whose router is balanced by a bias."
 _CONTAINER = re.compile(r"(?<![\d.])(2\d)\.(0\d|1[0-2])(?!\d)")
 _FLEX = ("deepep", "hybridep", "flex")
 _NVL72_DOMAIN = 72
+_OVERLAPS_WITHIN_LAYERS = "megascale-moe"
+"""MegaScale-MoE runs expert traffic beside other operators of the same micro-batch (arXiv 2505.11432)."""
 
 
-def expert_habits(
-    run: MeasuredConfiguration, cluster: Cluster, *, latent_attention: bool = False
-) -> dict[str, Any]:
+def expert_habits(run: MeasuredConfiguration, cluster: Cluster, *, latent_attention: bool = False) -> dict[str, Any]:
     """Changes to the habits of a stack for one record of a mixture of experts, DeepSeek's design or another."""
     return {
         "expert_dispatch": _dispatch(run, cluster),
@@ -103,6 +103,8 @@ def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-a
 def _overlapped(run: MeasuredConfiguration, cluster: Cluster) -> bool:
     """Whether expert traffic runs beside another micro-batch's compute; with stages it needs interleaving."""
     recipe, extra = _recipe(run), run.extra
+    if (run.framework or "").lower().startswith(_OVERLAPS_WITHIN_LAYERS):
+        return True
     stated = (
         extra.get("ep_overlap_1f1b"),
         extra.get("moe_a2a_overlap_1f1b"),

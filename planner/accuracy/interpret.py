@@ -142,11 +142,17 @@ def _degrees(run: MeasuredConfiguration, model: ModelSpec, gpus: int, domain: in
         # Who names a dispatcher has expert parallelism: as much as the fast links reach.
         ep = math.gcd(model.moe.experts, math.gcd(tp * cp * dp, domain))
         assumed.append(f"ep {ep} (not stated)")
-    # Megatron splits experts like dense matrices where nobody asks for expert parallelism.
-    etp = run.etp or (tp if model.moe is not None and ep == 1 else 1)
+    etp = run.etp or (_split_experts(run, tp, ep, tp * cp * dp) if model.moe is not None else 1)
     if model.moe is not None and ((tp * cp * dp) % (ep * etp) or model.moe.experts % ep):
         raise Skip("ep does not divide the experts or the ranks")
     return _Degrees(tp, pp, cp, ep if model.moe else 1, etp if model.moe else 1, dp, assumed)
+
+
+def _split_experts(run: MeasuredConfiguration, tp: int, ep: int, ranks: int) -> int:
+    """Expert tensor parallelism where it is not stated: Megatron's default is that of dense matrices
+    (expert_tensor_parallel_size); recipes that need the ranks for expert parallelism set 1."""
+    splits = ep == 1 or (run.framework or "").lower().startswith(("megatron", "nemo"))
+    return tp if splits and ranks % (ep * tp) == 0 else 1
 
 
 def _batch(

@@ -197,6 +197,11 @@ def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
     if habits.blocking_launches:
         gap = np.full(len(work.batch), habits.kernels_per_layer * constants.blocking_launch_s)
         terms.append(Term("launch gaps", gap / 3.0, 2.0 * gap / 3.0, "kernels x idle time between two of them"))
+    counts_first = habits.expert_dispatch == "all-to-all" and not (habits.padded_experts or habits.expert_overlap)
+    if kind[1] == "moe" and counts_first:
+        wait = constants.routing_wait_share * _routed_host_s(work, kind)
+        if np.any(wait):
+            terms.append(Term("routing waits", wait / 3.0, 2.0 * wait / 3.0, "share of the launches behind a wait"))
     return terms
 
 
@@ -321,29 +326,25 @@ def _routed_host_s(work: Work, kind: LayerKind) -> FloatArray:
     """Host time of one layer of a mixture beyond that of a dense one, (N,): routing, dispatch and expert kernels, and
     mixers of many small kernels (scans, latent attention).
 
-    Partial graphs capture mixers and router; shared and routed experts stay outside."""
+    Partial graphs capture mixers and router; shared and routed experts stay outside.  Tensor-parallel exchanges and the
+    overlap of expert traffic both break a layer into pieces that streams hand over; the larger of the two counts."""
     constants, habits = work.context.constants, work.context.backend.habits
     moe, graphs = work.context.model.moe, habits.cuda_graphs
     if moe is None or graphs == "full":
         return work.zeros()
-    exchanges = np.where(work.batch.tp > 1, constants.tensor_parallel_host_factor, 0.0)
-    launches = work.zeros()
+    counted = constants.moe_host_s * (constants.padded_expert_host_share if habits.padded_experts else 1.0)
+    exchange = np.where(work.batch.tp > 1, constants.tensor_parallel_host_factor, 0.0)
+    shared = float(kind[1] == "moe" and moe.shared_ffn > 0)
+    launches = 0.0
     if kind[1] == "moe":
-        captured = 1.0 if graphs == "none" else constants.partial_graph_host_share
-        launches = captured * (_expert_launches(work) + exchanges * float(moe.shared_ffn > 0))
-    if kind[0] != "none" and graphs == "none":
-        many = constants.mixer_host_share if kind[0] in _MIXERS_OF_MANY_KERNELS else 0.0
-        launches = launches + many + exchanges
-    counted = constants.padded_expert_host_share if habits.padded_experts else 1.0
-    return np.asarray(counted * launches * constants.moe_host_s)
-
-
-def _expert_launches(work: Work) -> float:
-    """Launches of routing, dispatch and experts over those of a 16-bit layer."""
-    constants, habits = work.context.constants, work.context.backend.habits
-    narrow = constants.narrow_expert_host_factor if work.context.job.narrow else 0.0
-    overlapped = habits.expert_overlap and habits.cuda_graphs == "none"
-    return 1.0 + narrow + (constants.expert_overlap_host_factor if overlapped else 0.0)
+        launches += 1.0 + (constants.narrow_expert_host_factor if work.context.job.narrow else 0.0)
+    if graphs == "partial":
+        return np.asarray(counted * constants.partial_graph_host_share * (launches + shared * exchange))
+    pieces = (shared + float(kind[0] != "none")) * exchange
+    if kind[1] == "moe" and habits.expert_overlap:
+        pieces = np.maximum(pieces, constants.expert_overlap_host_factor)
+    many = constants.mixer_host_share if kind[0] in _MIXERS_OF_MANY_KERNELS else 0.0
+    return np.asarray(counted * (launches + many + pieces))
 
 
 def _ring_wait_s(work: Work, groups: Groups) -> FloatArray:
