@@ -18,18 +18,20 @@ FLEX_SINCE = (25, 11)
 all-to-all with compute where chunks interleave (scripts/performance/configs of v0.2.0)."""
 PADDED_UNTIL = (25, 9)
 """Performance recipes of NeMo and of Megatron-Bridge 25.09 gave every expert a fixed number of tokens; later ones drop
-none."""
+none, nor did NeMo's recipe of DeepSeek-V3, whose router is balanced by a bias."""
 _CONTAINER = re.compile(r"(?<![\d.])(2\d)\.(0\d|1[0-2])(?!\d)")
 _FLEX = ("deepep", "hybridep", "flex")
 _NVL72_DOMAIN = 72
+_OVERLAPS_WITHIN_LAYERS = "megascale-moe"
+"""MegaScale-MoE runs expert traffic beside other operators of the same micro-batch (arXiv 2505.11432)."""
 
 
-def expert_habits(run: MeasuredConfiguration, cluster: Cluster) -> dict[str, Any]:
-    """Changes to the habits of a stack for one record of a mixture of experts."""
+def expert_habits(run: MeasuredConfiguration, cluster: Cluster, *, latent_attention: bool = False) -> dict[str, Any]:
+    """Changes to the habits of a stack for one record of a mixture of experts, DeepSeek's design or another."""
     return {
         "expert_dispatch": _dispatch(run, cluster),
         "expert_overlap": _overlapped(run, cluster),
-        "padded_experts": padded(run),
+        "padded_experts": padded(run, latent_attention=latent_attention),
         "balanced_routing": balanced(run),
         "fused_expert_mlp": _fused_mlp(run),
         "cuda_graphs": graphs_of(run, cluster),
@@ -49,14 +51,16 @@ def generation(run: MeasuredConfiguration) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def padded(run: MeasuredConfiguration) -> bool:
-    """Whether every expert computes a fixed number of tokens: stated, or by the age of the recipes."""
+def padded(run: MeasuredConfiguration, *, latent_attention: bool = False) -> bool:
+    """Whether every expert computes a fixed number of tokens: stated, or by the age of the recipes (NeMo itself ended
+    with 25.09, so its records need not name a container)."""
     words = str(run.extra.get("moe_routing") or "").lower()
     if "drop" in words and "dropless" not in words:
         return True
+    if (run.framework or "").lower().startswith("nemo"):
+        return not latent_attention
     age = generation(run)
-    recipes = (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
-    return recipes and age is not None and age <= PADDED_UNTIL
+    return _bridge(run) and age is not None and age <= PADDED_UNTIL
 
 
 def balanced(run: MeasuredConfiguration) -> bool:
@@ -99,6 +103,8 @@ def _dispatch(run: MeasuredConfiguration, cluster: Cluster) -> Literal["all-to-a
 def _overlapped(run: MeasuredConfiguration, cluster: Cluster) -> bool:
     """Whether expert traffic runs beside another micro-batch's compute; with stages it needs interleaving."""
     recipe, extra = _recipe(run), run.extra
+    if (run.framework or "").lower().startswith(_OVERLAPS_WITHIN_LAYERS):
+        return True
     stated = (
         extra.get("ep_overlap_1f1b"),
         extra.get("moe_a2a_overlap_1f1b"),

@@ -7,6 +7,7 @@ the case carries all of them and the fastest that fits is taken, because publish
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -83,7 +84,7 @@ def interpret(run: MeasuredRun) -> Case:
     precision, said = precision_of(run.run, cluster)
     stack, known = stack_of(run, cluster, precision)
     assumed = assumed + said
-    degrees = _degrees(run.run, model, cluster.gpus)
+    degrees = _degrees(run.run, model, cluster.gpus, cluster.ranks_per_domain)
     timed = run.run.global_batch is not None
     recipe = stack.name == "megatron" and tuned(run.run)
     global_batch = run.run.global_batch or degrees.dp * (run.run.micro_batch or 1) * max(degrees.pp, 1)
@@ -124,7 +125,7 @@ def _shared(stack: Backend) -> Backend:
     return _STACKS.setdefault(key, stack)
 
 
-def _degrees(run: MeasuredConfiguration, model: ModelSpec, gpus: int) -> _Degrees:
+def _degrees(run: MeasuredConfiguration, model: ModelSpec, gpus: int, domain: int) -> _Degrees:
     assumed = [f"{name} 1 (not stated)" for name in ("tp", "pp", "cp") if getattr(run, name) is None]
     if len(assumed) > 1 and gpus > 8:
         raise Skip("parallel degrees not stated")
@@ -137,11 +138,21 @@ def _degrees(run: MeasuredConfiguration, model: ModelSpec, gpus: int) -> _Degree
     if run.dp is not None and run.dp != dp:
         raise Skip("tp * pp * cp * dp is not the number of GPUs")
     ep = run.ep or 1
-    # Megatron splits experts like dense matrices where nobody asks for expert parallelism.
-    etp = run.etp or (tp if model.moe is not None and ep == 1 else 1)
+    if run.ep is None and model.moe is not None and run.extra.get("dispatcher"):
+        # Who names a dispatcher has expert parallelism: as much as the fast links reach.
+        ep = math.gcd(model.moe.experts, math.gcd(tp * cp * dp, domain))
+        assumed.append(f"ep {ep} (not stated)")
+    etp = run.etp or (_split_experts(run, tp, ep, tp * cp * dp) if model.moe is not None else 1)
     if model.moe is not None and ((tp * cp * dp) % (ep * etp) or model.moe.experts % ep):
         raise Skip("ep does not divide the experts or the ranks")
     return _Degrees(tp, pp, cp, ep if model.moe else 1, etp if model.moe else 1, dp, assumed)
+
+
+def _split_experts(run: MeasuredConfiguration, tp: int, ep: int, ranks: int) -> int:
+    """Expert tensor parallelism where it is not stated: Megatron's default is that of dense matrices
+    (expert_tensor_parallel_size); recipes that need the ranks for expert parallelism set 1."""
+    splits = ep == 1 or (run.framework or "").lower().startswith(("megatron", "nemo"))
+    return tp if splits and ranks % (ep * tp) == 0 else 1
 
 
 def _batch(

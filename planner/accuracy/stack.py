@@ -37,7 +37,7 @@ def stack_of(run: MeasuredRun, cluster: Cluster, precision: Precision) -> tuple[
         **_features(run.run, stack),
     }
     if run.model.moe is not None and isinstance(stack, Megatron):
-        changes |= expert_habits(run.run, cluster)
+        changes |= expert_habits(run.run, cluster, latent_attention=run.model.mla is not None)
     changes |= memory_habits(run.run, stack, precision)
     return stack.with_habits(**changes), known
 

@@ -16,6 +16,8 @@ from planner.specs.batch import FloatArray, IntArray
 _MESSAGE_EXPONENT = 0.7
 """Fits 8 x A100 (0.88), 8 x H100 (0.65), 8 x H200 (0.83) and multi-node sweeps (0.83-0.96) within about 15 %."""
 
+_SWEPT_RING_RANKS = 16
+"""Ranks of the ring over two nodes for which ``network_half_message_bytes`` stands, hence of its pieces."""
 _SWITCH_REDUCE_RANKS = 5
 """Smallest group that NCCL reduces in the NVLink switch (8 GiB on H200: 363 GB/s at 4 GPUs, 414 to 473 at 5 to 8)."""
 
@@ -30,6 +32,8 @@ class Group:
     reduce_bus_bytes_per_s: FloatArray
     """The same of all-reduce, which a switch can do for the ranks."""
     half_message_bytes: FloatArray
+    half_piece_bytes: float
+    """What an all-to-all over the network sends to one peer at half of its rate: as large as a piece of the ring."""
     latency_s: FloatArray
     """Least time of a ring."""
     reduce_latency_s: FloatArray
@@ -86,9 +90,9 @@ class Group:
 
     def _exchange(self, inside: FloatArray, outside: FloatArray, message: FloatArray) -> FloatArray:
         """Both ways at once, each slowed by small messages; the longer decides."""
-        time = self._slow(message) * np.maximum(
-            inside / self.inside_exchange_bytes_per_s, outside / self.outside_bytes_per_s
-        )
+        half = np.where(self.crosses > 0, self.half_piece_bytes * self.size, self.half_message_bytes)
+        slow = 1.0 + (half / np.maximum(message, 1.0)) ** _MESSAGE_EXPONENT
+        time = slow * np.maximum(inside / self.inside_exchange_bytes_per_s, outside / self.outside_bytes_per_s)
         return np.where(self.size > 1, np.maximum(self.latency_s, time), 0.0)
 
     def send_s(self, size_bytes: FloatArray) -> FloatArray:
@@ -135,6 +139,7 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
         bus_bytes_per_s=np.where(crosses, outside, inside),
         reduce_bus_bytes_per_s=np.where(crosses, outside, reduce_inside),
         half_message_bytes=np.where(crosses, half_outside, constants.fabric_half_message_bytes),
+        half_piece_bytes=constants.network_half_message_bytes / _SWEPT_RING_RANKS,
         latency_s=np.where(crosses, ring, constants.fabric_latency_s),
         reduce_latency_s=np.where(crosses, tree, constants.fabric_latency_s),
         crosses=crosses.astype(float),

@@ -43,6 +43,9 @@ class Constants:
     narrow_expert_host_factor: float
     tensor_parallel_host_factor: float
     partial_graph_host_share: float
+    mixer_host_share: float
+    routing_wait_share: float
+    expert_overlap_host_factor: float
     expert_overlap_share: float
     natural_routing_peak: float
     scan_share: float

@@ -28,6 +28,9 @@ _HIDDEN_BYTES = 2.0
 _ROTARY_KERNELS_PER_SAMPLE = 60
 """Queries and keys of one sample: slices, cosine, sine, casts, rotated half, products and sums, about 15 each forward
 and as many backward (Megatron-LM, rope_utils.py before its loop over samples was replaced)."""
+_MIXERS_OF_MANY_KERNELS = ("mamba", "gdn", "mla")
+"""Mixers that launch far more kernels than plain attention: convolution, chunk states and gates of a scan; low-rank
+projections, norms, splits and joins of latent attention."""
 _KERNELS_PER_ADAPTER = 12
 """Forward two GEMMs, a scaling and a sum; backward twice as many."""
 
@@ -194,6 +197,11 @@ def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
     if habits.blocking_launches:
         gap = np.full(len(work.batch), habits.kernels_per_layer * constants.blocking_launch_s)
         terms.append(Term("launch gaps", gap / 3.0, 2.0 * gap / 3.0, "kernels x idle time between two of them"))
+    counts_first = habits.expert_dispatch == "all-to-all" and not (habits.padded_experts or habits.expert_overlap)
+    if kind[1] == "moe" and counts_first:
+        wait = constants.routing_wait_share * _routed_host_s(work, kind)
+        if np.any(wait):
+            terms.append(Term("routing waits", wait / 3.0, 2.0 * wait / 3.0, "share of the launches behind a wait"))
     return terms
 
 
@@ -309,21 +317,34 @@ def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
     if job.sample_tokens is not None and habits.rotary_sample_by_sample and kind[0] in ("attention", "window", "mla"):
         samples = np.ceil(job.seq_len / job.sample_tokens) * work.batch.micro_batch
         floor = floor + _ROTARY_KERNELS_PER_SAMPLE * samples * constants.launch_s
-    if kind[1] == "moe":
-        floor = floor + _expert_host_s(work)
+    floor = floor + _routed_host_s(work, kind)
     held_up = np.where((work.tp > 1) & (groups.pipeline.crosses > 0), work.tp * constants.staged_collective_host_s, 0.0)
     return np.asarray(floor + held_up + 8.0 * _ring_wait_s(work, groups))
 
 
-def _expert_host_s(work: Work) -> FloatArray:
-    """Host time of routing, dispatch and expert kernels that no graph replays."""
+def _routed_host_s(work: Work, kind: LayerKind) -> FloatArray:
+    """Host time of one layer of a mixture beyond that of a dense one, (N,): routing, dispatch and expert kernels, and
+    mixers of many small kernels (scans, latent attention).
+
+    Partial graphs capture mixers and router; shared and routed experts stay outside.  Tensor-parallel exchanges and the
+    overlap of expert traffic both break a layer into pieces that streams hand over; the larger of the two counts."""
     constants, habits = work.context.constants, work.context.backend.habits
-    launches = 1.0 + np.where(work.batch.tp > 1, constants.tensor_parallel_host_factor, 0.0)
-    if work.context.job.narrow:
-        launches = launches + constants.narrow_expert_host_factor
-    counted = constants.padded_expert_host_share if habits.padded_experts else 1.0
-    left = {"none": 1.0, "partial": constants.partial_graph_host_share, "full": 0.0}[habits.cuda_graphs]
-    return np.asarray(left * counted * launches * constants.moe_host_s)
+    moe, graphs = work.context.model.moe, habits.cuda_graphs
+    if moe is None or graphs == "full":
+        return work.zeros()
+    counted = constants.moe_host_s * (constants.padded_expert_host_share if habits.padded_experts else 1.0)
+    exchange = np.where(work.batch.tp > 1, constants.tensor_parallel_host_factor, 0.0)
+    shared = float(kind[1] == "moe" and moe.shared_ffn > 0)
+    launches = 0.0
+    if kind[1] == "moe":
+        launches += 1.0 + (constants.narrow_expert_host_factor if work.context.job.narrow else 0.0)
+    if graphs == "partial":
+        return np.asarray(counted * constants.partial_graph_host_share * (launches + shared * exchange))
+    pieces = (shared + float(kind[0] != "none")) * exchange
+    if kind[1] == "moe" and habits.expert_overlap:
+        pieces = np.maximum(pieces, constants.expert_overlap_host_factor)
+    many = constants.mixer_host_share if kind[0] in _MIXERS_OF_MANY_KERNELS else 0.0
+    return np.asarray(counted * (launches + many + pieces))
 
 
 def _ring_wait_s(work: Work, groups: Groups) -> FloatArray:

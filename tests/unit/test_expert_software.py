@@ -61,6 +61,7 @@ def test_dispatcher(configuration: MeasuredConfiguration, accelerator: str, expe
         (run(pp=8, vpp=3, cuda_graphs="full_iteration:"), True),
         (run(pp=8, vpp=3, cuda_graphs="full_iteration:", extra={"ep_overlap_1f1b": False}), False),
         (run(pp=8, vpp=3, container="nemo:25.11"), False),
+        (run("megascale-moe", pp=8, vpp=1), True),
     ],
 )
 def test_expert_overlap(configuration: MeasuredConfiguration, expected: bool) -> None:
@@ -88,6 +89,8 @@ def test_padded_experts() -> None:
     assert padded(run(container="nemo:25.09", extra={"moe_routing": "forced balance, dropless"}))
     assert not padded(run(container="nemo:25.11", extra={"moe_routing": "forced balance, dropless"}))
     assert not padded(run("megatron-lm"))
+    assert padded(run("nemo"))
+    assert not padded(run("nemo"), latent_attention=True)
 
 
 def test_balanced_routing() -> None:
@@ -126,6 +129,24 @@ def test_chunks_of_embedding_and_loss() -> None:
     case = interpret(record(QWEN, tp=1, pp=32, vpp=3, cp=1, ep=8, micro_batch=1, recompute="none"))
     layers = case.batch.stage_layers[0].tolist()
     assert (layers[0], layers[-1], sum(layers), max(layers)) == (0, 0, 94, 1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "ep", "expected"), [("megatron-lm", 8, 4), ("torchtitan", 8, 1), ("megatron-lm", 64, 1)]
+)
+def test_unstated_expert_tensor_parallelism(framework: str, ep: int, expected: int) -> None:
+    """Megatron's default is that of dense matrices; 64 ranks of a stage hold no 64 x 4 expert groups."""
+    case = interpret(record(QWEN, framework=framework, tp=4, pp=4, cp=1, ep=ep, micro_batch=1))
+    assert case.batch.etp.tolist() == [expected] * len(case.batch)
+
+
+def test_a_named_dispatcher_means_expert_parallelism() -> None:
+    """Without its degree: as many ranks as the fast links reach."""
+    layout: dict[str, Any] = {"tp": 1, "pp": 8, "cp": 1, "ep": None, "micro_batch": 1}
+    case = interpret(record(QWEN, **layout, extra={"dispatcher": "deepep"}))
+    assert set(case.batch.ep.tolist()) == {8}
+    assert "ep 8 (not stated)" in case.assumed
+    assert set(interpret(record(QWEN, **layout)).batch.ep.tolist()) == {1}
 
 
 def test_open_recomputation_offers_modules() -> None:

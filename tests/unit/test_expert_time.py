@@ -108,6 +108,63 @@ def test_what_makes_the_host_slower() -> None:
     assert layer(qwen(accelerator="gb200"), ep=8).host_floor[0] > 1.5 * floor
 
 
+def test_launches_of_mixers() -> None:
+    """Latent attention launches more than plain attention; partial graphs take those launches and the exchanges of
+    tensor parallelism around the mixer, not those around shared experts."""
+    deepseek = question("deepseek-v3", machines("h100", 64), global_batch=64)
+    constants = deepseek.constants
+    dense = layer(deepseek, ("mla", "dense"), ep=8).host_floor[0]
+    assert dense > constants.mixer_host_share * constants.moe_host_s
+    assert layer(deepseek, ("mla", "moe"), ep=8).host_floor[0] > layer(qwen(), ep=8).host_floor[0]
+    added = {}
+    for name, context, kind in (("qwen", qwen(), MOE), ("deepseek", deepseek, ("mla", "moe"))):
+        graphs = with_habits(context, cuda_graphs="partial")
+        floors = [layer(graphs, kind, ep=8, tp=tp).host_floor[0] for tp in (1, 2)]
+        added[name] = floors[1] - floors[0]
+    assert added["qwen"] == pytest.approx(0.0)
+    assert added["deepseek"] > 0.0
+
+
+def test_overlapped_expert_traffic_is_issued_in_pieces() -> None:
+    """It adds launches, but none where tensor parallelism breaks the layer already, and none under graphs."""
+
+    def added(tp: int = 1, graphs: str = "none") -> float:
+        context = with_habits(qwen(), cuda_graphs=graphs)
+        plain, overlapped = (
+            layer(with_habits(context, expert_overlap=on), ep=8, tp=tp).host_floor[0] for on in (False, True)
+        )
+        return float(overlapped - plain)
+
+    constants = qwen().constants
+    assert added() == pytest.approx(constants.expert_overlap_host_factor * constants.moe_host_s)
+    assert added(tp=2) < 0.5 * added()
+    assert added(graphs="partial") == pytest.approx(0.0)
+
+
+def test_a_plain_all_to_all_waits_for_counts() -> None:
+    """DeepEP, a fixed number of tokens or another micro-batch beside it leave no wait."""
+    waiting = with_habits(qwen(), expert_dispatch="all-to-all")
+    wait = layer(waiting, ep=8).named("routing waits")
+    share = waiting.constants.routing_wait_share * waiting.constants.moe_host_s
+    assert wait.forward[0] + wait.backward[0] == pytest.approx(share)
+    for habits in ({"expert_dispatch": "flex"}, {"padded_experts": True}, {"expert_overlap": True}):
+        assert "routing waits" not in {term.name for term in layer(with_habits(waiting, **habits), ep=8).terms}
+
+
+def test_small_exchanges_are_slowed_by_their_pieces() -> None:
+    """Ranks that send as much to every peer reach the same share of the network, however many peers there are."""
+    context = question("deepseek-v3", machines("h100", 512))
+
+    def share(ranks: int) -> float:
+        peers = group(context, np.array([ranks]), np.array([1]))
+        sent = np.array([4e6 * ranks])
+        outside = (peers.domains - 1.0) / peers.domains * sent / peers.outside_bytes_per_s
+        return float(outside[0] / peers.all_to_all_s(sent)[0])
+
+    assert share(16) == pytest.approx(share(64), rel=0.02)
+    assert 0.6 < share(16) < 0.9
+
+
 def test_recomputed_experts_are_issued_again() -> None:
     """A launch-bound layer that recomputes its experts takes a third of its launches more."""
     context = qwen(8, precision="fp8", seq_len=128)
