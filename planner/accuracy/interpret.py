@@ -18,6 +18,7 @@ from planner.accuracy.memory_layout import optimizer_instances
 from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
 from planner.accuracy.skip import Skip
 from planner.accuracy.stack import packed, stack_of
+from planner.accuracy.stated import degree
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch
@@ -230,8 +231,9 @@ def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _De
     # InternEvo calls the size of its optimizer shards zero1.
     stated = next((value for name, value in run.extra.items() if name == "fsdp_size" or name.startswith("zero1")), None)
     strategy = str(run.extra.get("fsdp_sharding_strategy") or run.extra.get("sharding_strategy") or "").lower()
-    if isinstance(stated, int) and stated > 0 and replicas % stated == 0:
-        return stated
+    size = degree(stated)
+    if size is not None and replicas % size == 0:
+        return size
     node = max(context.cluster.gpus_per_node // degrees.tp, 1)
     hybrid = strategy.startswith(("hsdp", "hybrid"))
     return node if hybrid and replicas % node == 0 else replicas
