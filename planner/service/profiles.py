@@ -15,7 +15,7 @@ from planner.errors import InputError
 from planner.service.inputs import read_mapping
 from planner.specs.cluster import Cluster
 from planner.specs.plan import Assumption, Request
-from planner.specs.problems import input_error
+from planner.specs.problems import input_error, shown
 from planner.specs.profile import PROFILE_SCHEMA_VERSION, Profile
 
 WHERE = "--profile"
@@ -30,7 +30,7 @@ def load_profile(path: Path) -> Profile:
         raise InputError(
             "this is not a machine profile of this version",
             where=f"{path}: schema_version",
-            got=repr(version)[:80],
+            got=shown(version),
             allowed=str(PROFILE_SCHEMA_VERSION),
             hint=_HINT,
         )
@@ -44,7 +44,7 @@ def load_profile(path: Path) -> Profile:
             raise InputError(
                 "the cost model has no such constant",
                 where=f"{path}: factors",
-                got=name[:80],
+                got=shown(name),
                 allowed=", ".join(sorted(known)),
                 hint="the profile is of another version: calibrate again",
             )
@@ -58,7 +58,7 @@ def profile_for(path: Path, cluster: Cluster) -> Profile:
         raise InputError(
             "the profile is of another accelerator",
             where=WHERE,
-            got=f"{path}: {profile.accelerator}",
+            got=f"{path}: {shown(profile.accelerator)}",
             allowed=cluster.accelerator.id,
             hint="leave out --profile, or calibrate with runs on this accelerator",
         )

@@ -159,7 +159,9 @@ class AccuracyDocument(Spec):
     """Records that could be read."""
     priced: int
     profile: str | None = None
-    """Accelerator and framework of the profile that was applied; null: the published constants."""
+    """Framework and accelerator of the profile that was given; null: the published constants."""
+    profiled: int = 0
+    """Records that were predicted with it: those on its accelerator."""
     step_time: tuple[TimeRow, ...]
     memory: tuple[MemoryRow, ...]
     fit: tuple[FitRow, ...]
