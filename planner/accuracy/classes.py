@@ -19,7 +19,7 @@ MAX_GRID_GPUS = 128
 
 def class_of_run(run: MeasuredRun) -> str:
     """The class under which the errors of the record are reported."""
-    framework, precision = run.run.framework or "", run.run.precision or ""
+    framework, precision = (run.run.framework or "").lower(), (run.run.precision or "").lower()
     narrow = "fp8" in precision or "fp4" in precision
     if _adapters(run):
         return "lora"
@@ -60,7 +60,7 @@ def not_a_step(run: MeasuredRun) -> str | None:
 
 def excluded_from_time(run: MeasuredRun) -> str | None:
     """Why the step time is not compared; None if it is."""
-    framework = run.run.framework or ""
+    framework = (run.run.framework or "").lower()
     if (reason := not_a_step(run)) is not None:
         return reason
     if "nanotron" in framework and not run.run.global_batch:

@@ -157,11 +157,19 @@ def report(
         fit=_fit_rows(rows, group),
         ranking=_summary([sweep for sweep in sweeps if sweep.grid]),
         sweeps=sweeps,
-        excluded=_counted(excluded_from_time(row.run) for row in rows if row.run.measured.step_time_s is not None),
+        excluded=_counted(_not_compared(row) for row in rows if row.run.measured.step_time_s is not None),
         skipped=_counted(row.prediction.skipped for row in skipped),
         not_priced=tuple(_not_priced(row, records) for row in skipped),
         problems=tuple(records.problems),
     )
+
+
+def _not_compared(row: Scored) -> str | None:
+    """Why a measured step time is not compared with one; None if it is, or if the record cannot be priced at all."""
+    reason = excluded_from_time(row.run)
+    if reason is None and row.prediction.skipped is None and row.prediction.step_time_s is None:
+        return "global batch not stated, so no whole step can be predicted"
+    return reason
 
 
 def _counted(reasons: Iterable[str | None]) -> dict[str, int]:

@@ -41,7 +41,7 @@ def print_accuracy(document: AccuracyDocument, written: Sequence[Path]) -> None:
     _memory(console, document)
     _fit(console, document)
     _ranking(console, document)
-    _reasons(console, "Measured, but not a steady training step (step time not compared)", document.excluded)
+    _reasons(console, "Step time measured, but not compared", document.excluded)
     _reasons(console, "Read, but not predicted", document.skipped)
     if document.records != PUBLIC:
         _records(console, document.not_priced)

@@ -168,7 +168,7 @@ class AccuracyDocument(Spec):
     ranking: RankingSummary | None
     sweeps: tuple[SweepRow, ...]
     excluded: dict[str, int] = Field(default_factory=dict)
-    """Timed rows that are not compared, because they measure something else than a steady training step."""
+    """Timed rows that are not compared: they measure something else than a steady training step, or do not state it."""
     skipped: dict[str, int] = Field(default_factory=dict)
     """Reasons why records could not be priced."""
     not_priced: tuple[NotPriced, ...] = ()
