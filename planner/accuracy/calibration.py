@@ -21,6 +21,7 @@ from planner.accuracy.interpret import Case
 from planner.accuracy.predict import cases_of, predict
 from planner.accuracy.records import Records
 from planner.accuracy.report import framework_of
+from planner.backends.stacks import DEFAULT_STACK
 from planner.cost.constants import ConstantTable, published_constants
 from planner.errors import InputError
 from planner.specs.batch import FloatArray
@@ -37,6 +38,8 @@ MOST_LEFT_OUT = 12
 """Runs up to which every run is also predicted from the others."""
 _SHOWN_REASONS = _SHOWN_NAMES = 4
 """Of what is listed in an error message."""
+_NOISE = 0.02
+"""Error that two runs of one configuration may have, too."""
 _UNDETERMINED = 0.3
 """Below this share of information from the runs, a factor is mostly its prior."""
 _COMMUNICATION = ("fabric_bus_share", "network_share")
@@ -129,7 +132,7 @@ def calibrate(records: Records) -> Calibration:
         median_after=_median(after),
         median_left_out=_median(left_out) if left_out else None,
         not_fitted=_not_fitted(knobs, configurations, memory),
-        warnings=(*_warnings(fitted, cases), *_above_peak(timed, factors)),
+        warnings=(*_worse(runs), *_warnings(fitted, cases), *_above_peak(timed, factors)),
         problems=tuple(records.problems),
         skipped=reasons,
     )
@@ -215,6 +218,22 @@ def _factors(knobs: Sequence[Knob], logs: FloatArray) -> dict[str, float]:
         for name in knob.divides:
             total[name] -= float(log)
     return {name: math.exp(log) for name, log in total.items()}
+
+
+def describes(profile: Profile) -> bool:
+    """Whether what the profile says of its fit is what its factors do; not where somebody edited them."""
+    knobs = {knob.name: knob for knob in (*KNOBS, MEMORY)}
+    said = {factor.name: factor.factor for factor in profile.fitted}
+    if not said or not set(said) <= set(knobs):
+        return False
+    memory = said.pop(MEMORY.name, 1.0)
+    logs = np.log(np.array([*said.values()]))
+    factors = _factors([knobs[name] for name in said], logs)
+    pairs = [
+        (memory, profile.memory_factor),
+        *((value, profile.factors.get(name, 1.0)) for name, value in factors.items()),
+    ]
+    return set(profile.factors) <= set(factors) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
 
 
 def _table(factors: dict[str, float]) -> ConstantTable:
@@ -327,6 +346,24 @@ def _not_fitted(knobs: Sequence[Knob], configurations: int, memory: Minimum | No
     return tuple(waiting)
 
 
+def _worse(runs: Sequence[ProfileRun]) -> list[str]:
+    """Whether the runs predict each other worse than the published constants do."""
+    pairs = [
+        (run.error_before, run.error_left_out)
+        for run in runs
+        if run.error_before is not None and run.error_left_out is not None
+    ]
+    if not pairs:
+        return []
+    before, others = (_median(errors) for errors in zip(*pairs, strict=True))
+    if others <= max(before, _NOISE):
+        return []
+    return [
+        f"predicted from the others, the runs are {percent(others)} off, with the published constants "
+        f"{percent(before)}: they have no common cause, so do not use this profile; check the records, or add more runs"
+    ]
+
+
 def _warnings(fitted: Sequence[CalibratedFactor], cases: Sequence[Case]) -> tuple[str, ...]:
     found = [
         f"{factor.name}: these runs say little about it, so it stays near 1"
@@ -334,7 +371,12 @@ def _warnings(fitted: Sequence[CalibratedFactor], cases: Sequence[Case]) -> tupl
         if factor.determined < _UNDETERMINED
     ]
     assumed = dict.fromkeys(text for case in cases for text in case.assumed)
-    return (*found, *(f"assumed for the runs: {text}" for text in assumed))
+    unknown = sorted({framework_of(case.run) for case in cases if not case.known_stack})
+    return (
+        *found,
+        *(f"{name} is outside measured experience and priced like {DEFAULT_STACK}" for name in unknown),
+        *(f"assumed for the runs: {text}" for text in assumed),
+    )
 
 
 def _above_peak(cases: Sequence[Case], factors: dict[str, float]) -> list[str]:

@@ -62,6 +62,7 @@ class Case:
     memory_rank: str
     """Which rank the figure is of: worst, first, last."""
     known_stack: bool
+    """Whether the framework is one of those that were measured; others are priced as the default stack."""
     timed: bool
     """Whether the record states a whole step (global batch known)."""
 
@@ -80,7 +81,7 @@ class _Degrees:
 def interpret(run: MeasuredRun) -> Case:
     """The case of a record; raises Skip with the reason where it cannot be priced."""
     model, assumed = model_of(run.model)
-    cluster, _ = cluster_of(run.hardware)
+    cluster = cluster_of(run.hardware)
     precision, said = precision_of(run.run, cluster)
     stack, known = stack_of(run, cluster, precision)
     assumed = assumed + said

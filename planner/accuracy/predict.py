@@ -39,7 +39,7 @@ class Prediction:
     peak_device_bytes: float | None = None
     """What the fullest GPU needs in all."""
     step_time_range_s: tuple[float, float] | None = None
-    """80 % range of the class, wider where settings had to be filled in."""
+    """80 % range of the class, wider where settings had to be filled in or the framework was never measured."""
     peak_memory_range_bytes: tuple[float, float] | None = None
 
 
@@ -149,7 +149,7 @@ def _group(
         if not (np.isfinite(step[chosen]) and np.isfinite(rank)):
             raise ValueError(f"{case.run.id}: the prediction is not finite")
         seconds = float(step[chosen])
-        spread = uncertainty_of(context, assumed=bool(case.assumed))
+        spread = uncertainty_of(context, assumed=bool(case.assumed) or not case.known_stack)
         predictions[index] = Prediction(
             case.run.id,
             seconds if case.timed else None,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from planner.accuracy.calibration import describes
 from planner.accuracy.profiled import profiled
 from planner.backends import get_backend
 from planner.cost.constants import Constants
@@ -17,8 +19,11 @@ from planner.specs.cluster import Cluster
 from planner.specs.plan import Assumption, Request
 from planner.specs.problems import input_error, shown
 from planner.specs.profile import PROFILE_SCHEMA_VERSION, Profile
+from planner.units import counted
 
 WHERE = "--profile"
+MOST_FACTORS = 7
+"""Factors that an answer lists; the profile has them all."""
 _HINT = "write one with `planner calibrate --from-records FILE --out PROFILE.yaml`"
 
 
@@ -67,9 +72,21 @@ def profile_for(path: Path, cluster: Cluster) -> Profile:
 
 def profile_assumption(profile: Profile) -> Assumption:
     """What the profile changes, in the words of the answer."""
-    factors = ", ".join(f"{factor.name} x {factor.factor:.3g}" for factor in profile.fitted)
-    why = f"machine profile of {profile.created} from {len(profile.runs)} runs of {profile.framework}"
-    return Assumption(field="constants.factors", value=factors or "edited by hand", why=f"{why}, for every framework")
+    why = f"machine profile of {profile.created} from {counted(len(profile.runs), 'run')} of {profile.framework}"
+    if describes(profile):
+        changes = [(factor.name, factor.factor) for factor in profile.fitted]
+    else:
+        why += ", edited by hand"
+        named = [*profile.factors.items(), ("memory", profile.memory_factor)]
+        changes = sorted(((name, factor) for name, factor in named if factor != 1.0), key=_size, reverse=True)
+    value = ", ".join(f"{name} x {factor:.3g}" for name, factor in changes[:MOST_FACTORS])
+    more = f", and {len(changes) - MOST_FACTORS} more" if len(changes) > MOST_FACTORS else ""
+    return Assumption(field="constants.factors", value=value + more or "none", why=f"{why}, for every framework")
+
+
+def _size(change: tuple[str, float]) -> float:
+    """How far a factor is from none."""
+    return abs(math.log(change[1]))
 
 
 def context_of(request: Request, backend: str) -> CostContext:

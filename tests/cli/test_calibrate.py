@@ -107,6 +107,27 @@ def test_estimate(cli: Cli, profile: Path, tmp_path: Path) -> None:
     assert "request.profile.accelerator = a100-sxm-80gb" in edited.err
 
 
+def test_edited_by_hand(cli: Cli, profile: Path) -> None:
+    """What the answer says of the profile is what its factors do, not what was once fitted."""
+
+    def said() -> tuple[str, str]:
+        document = cli(*ESTIMATE, "--profile", str(profile), "--json").document
+        (item,) = (item for item in document["assumptions"] if item["field"] == "constants.factors")
+        return item["value"], item["why"]
+
+    value, why = said()
+    assert value.startswith("speed x 0.8")
+    assert "from 1 run of megatron-lm" in why
+    assert "edited" not in why
+    content = yaml.safe_load(profile.read_text(encoding="utf-8"))
+    content["factors"] = {"gemm_share": 0.5, "launch_s": 1.0}
+    content["memory_factor"] = 1.0
+    profile.write_text(yaml.safe_dump(content), encoding="utf-8")
+    value, why = said()
+    assert value == "gemm_share x 0.5"
+    assert "edited by hand" in why
+
+
 def test_suggest(cli: Cli, profile: Path) -> None:
     """The search prices every candidate with the profile and says so."""
     asked = ("suggest", *SMALL_JOB, "--backend", "fsdp")

@@ -109,6 +109,33 @@ def test_runs_that_say_nothing_of_the_machine() -> None:
     assert all(result.skipped.values())
 
 
+def test_worse_from_the_others() -> None:
+    """Runs that have no common cause are told so: one is half as slow as predicted, the other twice as slow."""
+    runs = _layouts(2)
+    times = [(run.measured.step_time_s or 0.0) / 1.2 * factor for run, factor in zip(runs, (0.6, 1.7), strict=True)]
+    odd = [
+        run.model_copy(update={"measured": run.measured.model_copy(update={"step_time_s": time})})
+        for run, time in zip(runs, times, strict=True)
+    ]
+    assert any("no common cause" in warning for warning in calibrate(records(*odd)).warnings)
+    assert not any("no common cause" in warning for warning in calibrate(records(*runs)).warnings)
+
+
+def test_unknown_framework() -> None:
+    """That the framework was never measured is said, and widens the range."""
+    known, unknown = (measured_run("a", run__framework=name) for name in ("megatron-lm", "ourselves"))
+    assert any("ourselves is outside measured experience" in text for text in calibrate(records(unknown)).warnings)
+    assert not any("outside measured experience" in text for text in calibrate(records(known)).warnings)
+    ends = scored([unknown])[0].prediction.step_time_range_s
+    step = scored([unknown])[0].prediction.step_time_s
+    plain = scored([known])[0].prediction
+    assert ends is not None
+    assert step is not None
+    assert plain.step_time_range_s is not None
+    assert plain.step_time_s is not None
+    assert ends[1] / step >= plain.step_time_range_s[1] / plain.step_time_s
+
+
 def test_repeats_within_noise_are_one_configuration() -> None:
     """Two runs of one configuration count once for what can be fitted, and both are shown."""
     result = calibrate(records(measured_run("a"), measured_run("b", measured__step_time_s=3.1)))
