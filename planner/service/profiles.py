@@ -30,30 +30,39 @@ _HINT = "write one with `planner calibrate --from-records FILE --out PROFILE.yam
 def load_profile(path: Path) -> Profile:
     """The profile of a YAML file."""
     content = read_mapping(path, WHERE)
-    version = content.get("schema_version")
-    if version != PROFILE_SCHEMA_VERSION or isinstance(version, bool):
-        raise InputError(
-            "this is not a machine profile of this version",
-            where=f"{path}: schema_version",
-            got=shown(version),
-            allowed=str(PROFILE_SCHEMA_VERSION),
-            hint=_HINT,
-        )
+    _check_version(content.get("schema_version"), str(path))
     try:
         profile = Profile.model_validate(content)
     except ValidationError as problem:
         raise input_error(problem, str(path), Profile.model_fields) from problem
+    check_profile(profile, str(path))
+    return profile
+
+
+def check_profile(profile: Profile, where: str) -> None:
+    """Refuse a profile that this cost model cannot apply, wherever it comes from."""
+    _check_version(profile.schema_version, where)
     known = {field.name for field in fields(Constants)}
     for name in profile.factors:
         if name not in known:
             raise InputError(
                 "the cost model has no such constant",
-                where=f"{path}: factors",
+                where=f"{where}: factors",
                 got=shown(name),
                 allowed=", ".join(sorted(known)),
                 hint="the profile is of another version: calibrate again",
             )
-    return profile
+
+
+def _check_version(version: object, where: str) -> None:
+    if version != PROFILE_SCHEMA_VERSION or isinstance(version, bool):
+        raise InputError(
+            "this is not a machine profile of this version",
+            where=f"{where}: schema_version",
+            got=shown(version),
+            allowed=str(PROFILE_SCHEMA_VERSION),
+            hint=_HINT,
+        )
 
 
 def profile_for(path: Path, cluster: Cluster) -> Profile:

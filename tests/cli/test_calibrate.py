@@ -3,6 +3,7 @@ belong."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def test_estimate(cli: Cli, profile: Path, tmp_path: Path) -> None:
     edited = cli("estimate", str(path))
     assert edited.code == 2
     assert "request.profile.accelerator = a100-sxm-80gb" in edited.err
+    profile_of = document["request"]["profile"]
+    for change, where in (
+        ({"factors": {"warp_share": 2.0}}, "request.profile: factors"),
+        ({"schema_version": 2}, "request.profile: schema_version"),
+    ):
+        request = document["request"] | {"profile": profile_of | change}
+        path.write_text(json.dumps(document | {"request": request}), encoding="utf-8")
+        for command in ("estimate", "render"):
+            refused = cli(command, str(path))
+            assert refused.code == 2
+            assert where in refused.err
 
 
 def test_edited_by_hand(cli: Cli, profile: Path) -> None:
