@@ -36,6 +36,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things (``1 run``, ``1,803 runs``)."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def percent(ratio: float) -> str:
     """Format a ratio as a percentage with one decimal (``41.2 %``)."""
     return f"{100 * ratio:.1f} %"

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import re
 
-from pydantic import ValidationError
-
 from planner.accuracy.skip import Skip
 from planner.catalog import load_model
 from planner.errors import InputError
@@ -53,7 +51,7 @@ def model_of(model: MeasuredModel) -> tuple[ModelSpec, list[str]]:
             "window",
         )
         fields |= {name: getattr(known, name) for name in details}
-    return _checked(fields), assumed
+    return ModelSpec.model_validate(fields), assumed
 
 
 def _catalogued(model: MeasuredModel) -> ModelSpec | None:
@@ -73,13 +71,6 @@ def _with_sequence(spec: ModelSpec, model: MeasuredModel) -> ModelSpec:
     if model.mtp_layers is not None:
         changes["mtp_layers"] = model.mtp_layers
     return spec.model_copy(update=changes)
-
-
-def _checked(fields: dict[str, object]) -> ModelSpec:
-    try:
-        return ModelSpec.model_validate(fields)
-    except ValidationError as problem:
-        raise Skip(f"inconsistent model: {problem.errors()[0]['msg'][:80]}") from None
 
 
 def _plain(model: MeasuredModel) -> dict[str, object]:
@@ -154,7 +145,7 @@ def _hybrid(model: MeasuredModel, known: ModelSpec | None) -> ModelSpec:
         fields["pattern"] = "".join("*" if (index + 1) % 4 == 0 else "L" for index in range(layers))
         if not isinstance(gdn, GdnSpec):
             raise Skip("hybrid layers not described")
-        return _checked(fields)
+        return ModelSpec.model_validate(fields)
     pattern = _pattern(text, layers)
     if pattern is None:
         raise Skip("hybrid layers not described")
@@ -164,7 +155,7 @@ def _hybrid(model: MeasuredModel, known: ModelSpec | None) -> ModelSpec:
         fields["moe"] = moe.model_copy(update={"latent": latent, "dense_first": 0, "every": 1, "offset": 0})
     # Every block of a pattern is one mixer or one MLP, behind one norm.
     blocks = {"pattern": pattern, "mamba": _mamba(text, model), "attention": "hybrid", "norms_per_layer": 1}
-    return _checked(fields | blocks | {"position": "none"})
+    return ModelSpec.model_validate(fields | blocks | {"position": "none"})
 
 
 def _pattern(text: str, layers: int) -> str | None:

@@ -15,17 +15,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.accuracy.classes import not_a_step
 from planner.accuracy.fitting import Minimum, minimise
 from planner.accuracy.interpret import Case
 from planner.accuracy.predict import cases_of, predict
 from planner.accuracy.records import Records
 from planner.accuracy.report import framework_of
+from planner.backends.stacks import DEFAULT_STACK
 from planner.cost.constants import ConstantTable, published_constants
 from planner.errors import InputError
 from planner.specs.batch import FloatArray
 from planner.specs.measurement import MeasuredRun
-from planner.specs.profile import CalibratedFactor, Calibration, Profile, ProfileRun
-from planner.units import GIB, duration, percent
+from planner.specs.problems import shown
+from planner.specs.profile import LEAST_FACTOR, MOST_FACTOR, CalibratedFactor, Calibration, Profile, ProfileRun
+from planner.units import GIB, counted, duration, percent
 from planner.version import __version__
 
 WHERE = "--from-records"
@@ -33,6 +36,10 @@ LARGEST_CONTRADICTION = 0.25
 """Two runs of one configuration further apart than this cannot both be the machine's speed."""
 MOST_LEFT_OUT = 12
 """Runs up to which every run is also predicted from the others."""
+_SHOWN_REASONS = _SHOWN_NAMES = 4
+"""Of what is listed in an error message."""
+_NOISE = 0.02
+"""Error that two runs of one configuration may have, too."""
 _UNDETERMINED = 0.3
 """Below this share of information from the runs, a factor is mostly its prior."""
 _COMMUNICATION = ("fabric_bus_share", "network_share")
@@ -90,21 +97,21 @@ MEMORY = Knob("memory", "peak memory of a rank, before context and buffers", 1, 
 
 def calibrate(records: Records) -> Calibration:
     """The profile that the runs support; raises InputError where they are too few or contradict each other."""
-    cases, skipped = cases_of(records.runs)
+    cases, reasons = _usable(records.runs)
     timed = [case for case in cases if case.timed and case.run.measured.step_time_s is not None]
-    reasons = {prediction.id: prediction.skipped or "" for prediction in skipped}
     if not timed:
         raise _too_little(records, reasons)
-    accelerator = _single([case.context.cluster.accelerator.id for case in timed], "accelerators")
-    framework = _single([framework_of(case.run) for case in timed], "frameworks")
+    accelerator = _single([case.context.cluster.accelerator.id for case in cases], "accelerators")
+    framework = _single([framework_of(case.run) for case in cases], "frameworks")
     configurations = _check_repeats(timed)
     remembered = [case for case in cases if case.run.measured.peak_mem_gib is not None]
     times, knobs = _fit_times(timed, configurations)
     memory = _fit_memory(remembered)
     fitted = [_factor(knob, times, index) for index, knob in enumerate(knobs)]
     fitted += [_factor(MEMORY, memory, 0)] if memory is not None else []
-    _check_plausible(fitted)
     factors = _factors(knobs, times.logs)
+    for name, value in factors.items():
+        _check_plausible(name, "all factors on it together", value, LEAST_FACTOR, MOST_FACTOR)
     memory_factor = math.exp(memory.logs[0]) if memory is not None else 1.0
     runs = _runs(timed, remembered, factors, memory_factor)
     left_out = [run.error_left_out for run in runs if run.error_left_out is not None]
@@ -125,18 +132,39 @@ def calibrate(records: Records) -> Calibration:
         median_after=_median(after),
         median_left_out=_median(left_out) if left_out else None,
         not_fitted=_not_fitted(knobs, configurations, memory),
-        warnings=(*_warnings(fitted, cases), *_above_peak(timed, factors)),
+        warnings=(*_worse(runs), *_warnings(fitted, cases), *_above_peak(timed, factors)),
         problems=tuple(records.problems),
         skipped=reasons,
     )
 
 
+def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Case], dict[str, str]]:
+    """Runs that can be priced and state something to fit to, and by id why the others are left out."""
+    cases, skipped = cases_of(runs)
+    reasons = {prediction.id: prediction.skipped or "" for prediction in (*skipped, *predict(cases))}
+    reasons |= {case.run.id: _unusable(case) for case in cases if not reasons[case.run.id]}
+    return [case for case in cases if not reasons[case.run.id]], {name: why for name, why in reasons.items() if why}
+
+
+def _unusable(case: Case) -> str:
+    """Why nothing can be fitted to a run; empty if something can."""
+    measured = case.run.measured
+    if measured.oom is True:
+        return "ended out of memory"
+    if (reason := not_a_step(case.run)) is not None:
+        return reason
+    if measured.peak_mem_gib is not None or (measured.step_time_s is not None and case.timed):
+        return ""
+    return "neither step time nor peak memory stated" if measured.step_time_s is None else "global batch not stated"
+
+
 def _too_little(records: Records, reasons: dict[str, str]) -> InputError:
-    said = "; ".join(dict.fromkeys(reasons.values()))
+    said = "; ".join([*dict.fromkeys(reasons.values())][:_SHOWN_REASONS])
+    unreadable = f", {counted(len(records.problems), 'unreadable line')}" if records.problems else ""
     return InputError(
         "no run with a step time can be used",
         where=WHERE,
-        got=f"{len(records.runs)} records, {len(records.problems)} unreadable lines" + (f" ({said})" if said else ""),
+        got=counted(len(records.runs), "record") + unreadable + (f" ({said})" if said else ""),
         allowed="at least one run with its step time",
         hint=NEEDS,
     )
@@ -148,7 +176,7 @@ def _single(names: Sequence[str], what: str) -> str:
         raise InputError(
             f"the runs are of several {what}",
             where=WHERE,
-            got=", ".join(found),
+            got=", ".join(shown(name) for name in found[:_SHOWN_NAMES]) + (", ..." if found[_SHOWN_NAMES:] else ""),
             allowed="one accelerator and one framework",
             hint="calibrate each of them from a file of its own",
         )
@@ -169,7 +197,7 @@ def _check_repeats(cases: Sequence[Case]) -> int:
             raise InputError(
                 "two runs of one configuration contradict each other",
                 where=WHERE,
-                got=f"{fast.id}: {duration(fastest)} a step, {slow.id}: {duration(slowest)}",
+                got=f"{shown(fast.id)}: {duration(fastest)} a step, {shown(slow.id)}: {duration(slowest)}",
                 allowed=f"at most {percent(LARGEST_CONTRADICTION)} apart",
                 hint="leave out the one that was disturbed (first steps, data loading, a slow node), or state the "
                 "setting in which they differ",
@@ -190,6 +218,22 @@ def _factors(knobs: Sequence[Knob], logs: FloatArray) -> dict[str, float]:
         for name in knob.divides:
             total[name] -= float(log)
     return {name: math.exp(log) for name, log in total.items()}
+
+
+def describes(profile: Profile) -> bool:
+    """Whether what the profile says of its fit is what its factors do; not where somebody edited them."""
+    knobs = {knob.name: knob for knob in (*KNOBS, MEMORY)}
+    said = {factor.name: factor.factor for factor in profile.fitted}
+    if not said or not set(said) <= set(knobs):
+        return False
+    memory = said.pop(MEMORY.name, 1.0)
+    logs = np.log(np.array([*said.values()]))
+    factors = _factors([knobs[name] for name in said], logs)
+    pairs = [
+        (memory, profile.memory_factor),
+        *((value, profile.factors.get(name, 1.0)) for name, value in factors.items()),
+    ]
+    return set(profile.factors) <= set(factors) and all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
 
 
 def _table(factors: dict[str, float]) -> ConstantTable:
@@ -230,27 +274,28 @@ def _fitted(errors_at: Callable[[FloatArray], FloatArray], knobs: Sequence[Knob]
 
 
 def _factor(knob: Knob, found: Minimum, index: int) -> CalibratedFactor:
+    factor = math.exp(float(found.logs[index]))
+    _check_plausible(knob.name, knob.meaning, factor, knob.low, knob.high)
     return CalibratedFactor(
         name=knob.name,
         meaning=knob.meaning,
-        factor=_rounded(math.exp(float(np.clip(found.logs[index], -3.0, 3.0)))),
+        factor=_rounded(factor),
         low=knob.low,
         high=knob.high,
         determined=round(float(found.determined[index]), 3),
     )
 
 
-def _check_plausible(fitted: Sequence[CalibratedFactor]) -> None:
-    for factor in fitted:
-        if not factor.low <= factor.factor <= factor.high:
-            raise InputError(
-                f"the runs ask for an implausible factor on {factor.name} ({factor.meaning})",
-                where=WHERE,
-                got=f"{factor.factor:.3g} times the published value",
-                allowed=f"from {factor.low:g} to {factor.high:g}",
-                hint="check GPU, GPU count, batch, sequence length and recomputation, and that step_time_s is the time "
-                "of a whole optimizer step",
-            )
+def _check_plausible(name: str, meaning: str, factor: float, low: float, high: float) -> None:
+    if not low <= factor <= high:
+        raise InputError(
+            f"the runs ask for an implausible factor on {name} ({meaning})",
+            where=WHERE,
+            got=f"{factor:.3g} times the published value",
+            allowed=f"from {low:g} to {high:g}",
+            hint="check GPU, GPU count, batch, sequence length and recomputation, and that step_time_s is the time of "
+            "a whole optimizer step in seconds",
+        )
 
 
 def _runs(
@@ -301,6 +346,24 @@ def _not_fitted(knobs: Sequence[Knob], configurations: int, memory: Minimum | No
     return tuple(waiting)
 
 
+def _worse(runs: Sequence[ProfileRun]) -> list[str]:
+    """Whether the runs predict each other worse than the published constants do."""
+    pairs = [
+        (run.error_before, run.error_left_out)
+        for run in runs
+        if run.error_before is not None and run.error_left_out is not None
+    ]
+    if not pairs:
+        return []
+    before, others = (_median(errors) for errors in zip(*pairs, strict=True))
+    if others <= max(before, _NOISE):
+        return []
+    return [
+        f"predicted from the others, the runs are {percent(others)} off, with the published constants "
+        f"{percent(before)}: they have no common cause, so do not use this profile; check the records, or add more runs"
+    ]
+
+
 def _warnings(fitted: Sequence[CalibratedFactor], cases: Sequence[Case]) -> tuple[str, ...]:
     found = [
         f"{factor.name}: these runs say little about it, so it stays near 1"
@@ -308,7 +371,12 @@ def _warnings(fitted: Sequence[CalibratedFactor], cases: Sequence[Case]) -> tupl
         if factor.determined < _UNDETERMINED
     ]
     assumed = dict.fromkeys(text for case in cases for text in case.assumed)
-    return (*found, *(f"assumed for the runs: {text}" for text in assumed))
+    unknown = sorted({framework_of(case.run) for case in cases if not case.known_stack})
+    return (
+        *found,
+        *(f"{name} is outside measured experience and priced like {DEFAULT_STACK}" for name in unknown),
+        *(f"assumed for the runs: {text}" for text in assumed),
+    )
 
 
 def _above_peak(cases: Sequence[Case], factors: dict[str, float]) -> list[str]:

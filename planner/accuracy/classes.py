@@ -19,7 +19,7 @@ MAX_GRID_GPUS = 128
 
 def class_of_run(run: MeasuredRun) -> str:
     """The class under which the errors of the record are reported."""
-    framework, precision = run.run.framework or "", run.run.precision or ""
+    framework, precision = (run.run.framework or "").lower(), (run.run.precision or "").lower()
     narrow = "fp8" in precision or "fp4" in precision
     if _adapters(run):
         return "lora"
@@ -51,11 +51,18 @@ def _usual_layout(run: MeasuredRun) -> bool:
     return tp == 1 or inside_node or (gpus is not None and gpus <= _ONE_NODE)
 
 
-def excluded_from_time(run: MeasuredRun) -> str | None:
-    """Why the step time is not compared; None if it is."""
-    framework = run.run.framework or ""
+def not_a_step(run: MeasuredRun) -> str | None:
+    """Why the run is no training step of a job; None if it is."""
     if run.task.startswith(("ci-test", "single")):
         return "test of the framework or a single layer, not a training step"
+    return None
+
+
+def excluded_from_time(run: MeasuredRun) -> str | None:
+    """Why the step time is not compared; None if it is."""
+    framework = (run.run.framework or "").lower()
+    if (reason := not_a_step(run)) is not None:
+        return reason
     if "nanotron" in framework and not run.run.global_batch:
         return "nanotron row without a global batch"
     if "nanotron" in framework and (run.hardware.gpus or 0) > MAX_GRID_GPUS:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from planner.accuracy.stated import group, settings
 from planner.specs.cluster import Cluster
 from planner.specs.measurement import MeasuredConfiguration
 
@@ -131,9 +132,6 @@ def _unread_recipe(run: MeasuredConfiguration) -> bool:
 
 def _recipe(run: MeasuredConfiguration) -> Mapping[str, Any]:
     """Settings of the performance recipe that the record was matched with, by their names there."""
-    recipe = run.extra.get("recipe")
-    found: dict[str, Any] = dict(run.extra.get("recipe_settings") or {})
-    if isinstance(recipe, Mapping):
-        found |= {key: value for key, value in recipe.items() if key != "settings"}
-        found |= dict(recipe.get("settings") or {})
-    return found
+    recipe = settings(run, "recipe")
+    named = {key: value for key, value in recipe.items() if key != "settings"}
+    return {**settings(run, "recipe_settings"), **named, **group(recipe.get("settings"))}

@@ -19,6 +19,7 @@ from planner.accuracy.memory_layout import optimizer_instances
 from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
 from planner.accuracy.skip import Skip
 from planner.accuracy.stack import packed, stack_of
+from planner.accuracy.stated import degree
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch
@@ -62,6 +63,7 @@ class Case:
     memory_rank: str
     """Which rank the figure is of: worst, first, last."""
     known_stack: bool
+    """Whether the framework is one of those that were measured; others are priced as the default stack."""
     timed: bool
     """Whether the record states a whole step (global batch known)."""
 
@@ -80,7 +82,7 @@ class _Degrees:
 def interpret(run: MeasuredRun) -> Case:
     """The case of a record; raises Skip with the reason where it cannot be priced."""
     model, assumed = model_of(run.model)
-    cluster, _ = cluster_of(run.hardware)
+    cluster = cluster_of(run.hardware)
     precision, said = precision_of(run.run, cluster)
     stack, known = stack_of(run, cluster, precision)
     assumed = assumed + said
@@ -241,8 +243,9 @@ def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _De
     # InternEvo calls the size of its optimizer shards zero1.
     stated = next((value for name, value in run.extra.items() if name == "fsdp_size" or name.startswith("zero1")), None)
     strategy = str(run.extra.get("fsdp_sharding_strategy") or run.extra.get("sharding_strategy") or "").lower()
-    if isinstance(stated, int) and stated > 0 and replicas % stated == 0:
-        return stated
+    size = degree(stated)
+    if size is not None and replicas % size == 0:
+        return size
     node = max(context.cluster.gpus_per_node // degrees.tp, 1)
     hybrid = strategy.startswith(("hsdp", "hybrid"))
     return node if hybrid and replicas % node == 0 else replicas

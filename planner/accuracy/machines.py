@@ -28,8 +28,8 @@ _NICS = re.compile(r"(\d+)\s*x\s*(\d+)\s*gb", re.IGNORECASE)
 _PER_NODE = re.compile(r"(\d+)\s*gb(?:/s|ps)?\s+\S*\s*per node", re.IGNORECASE)
 
 
-def cluster_of(hardware: MeasuredHardware) -> tuple[Cluster, bool]:
-    """The cluster, and whether its network was stated."""
+def cluster_of(hardware: MeasuredHardware) -> Cluster:
+    """The cluster; what is not stated is the reference node's."""
     if hardware.gpu is None or hardware.gpus is None:
         raise Skip("GPU or GPU count not stated")
     try:
@@ -61,7 +61,7 @@ def cluster_of(hardware: MeasuredHardware) -> tuple[Cluster, bool]:
         memory_bytes_per_gpu=accelerator.memory.allocatable_bytes,
         host_memory_bytes_per_node=system.host_memory_bytes_per_node,
         host_cores_per_node=system.host_cores_per_node,
-    ), bool(text) and "not stated" not in text
+    )
 
 
 def _network(text: str, system: System, share: float) -> tuple[int, float, float | None]:

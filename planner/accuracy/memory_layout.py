@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.accuracy.stated import degree, number, settings
 from planner.backends.base import Backend, StateFormat
 from planner.backends.megatron import (
     GRADIENT_BYTES,
@@ -36,7 +37,7 @@ def memory_habits(run: MeasuredConfiguration, stack: Backend, precision: Precisi
         return {}
     changes: dict[str, Any] = {"loss_bytes_per_logit": _loss(run), "state_format": _state_format(run, precision)}
     if "args" in run.extra:
-        changes |= _by_arguments(_group(run, "args"))
+        changes |= _by_arguments(settings(run, "args"))
     return changes
 
 
@@ -51,34 +52,27 @@ def _by_kernel(kernel: str) -> dict[str, Any]:
 
 def optimizer_instances(run: MeasuredConfiguration) -> int:
     """Groups of replicas that each hold the whole optimizer (Megatron's partial distributed optimizer)."""
-    arguments = _group(run, "args")
-    return max(int(arguments.get("num-distributed-optimizer-instances") or 1), 1)
-
-
-def _group(run: MeasuredConfiguration, name: str) -> Mapping[str, Any]:
-    """A group of further settings, empty where the record has none of that form."""
-    value = run.extra.get(name)
-    return value if isinstance(value, Mapping) else {}
+    return degree(settings(run, "args").get("num-distributed-optimizer-instances")) or 1
 
 
 def _by_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron-LM's own defaults where an argument is absent: unfused loss, dropout 0.1, fused accumulation."""
-    group = arguments.get("microbatch-group-size-per-virtual-pipeline-stage")
     backend = arguments.get("attention-backend")
+    dropout = number(arguments.get("hidden-dropout"))
     return {
         "deterministic": bool(arguments.get("deterministic-mode")),
         "transformer_engine": arguments.get("transformer-impl") != "local",
         "attention_backend": backend if backend in ("flash", "fused", "unfused") else "auto",
         "fused_activation": not arguments.get("no-bias-gelu-fusion", False),
-        "interleaving_group": int(group) if group else None,
-        "dropout": float(arguments.get("hidden-dropout", 0.1)) > 0,
+        "interleaving_group": degree(arguments.get("microbatch-group-size-per-virtual-pipeline-stage")),
+        "dropout": dropout is None or dropout > 0,
         "fused_gradient_accumulation": not arguments.get("no-gradient-accumulation-fusion", False),
     }
 
 
 def _loss(run: MeasuredConfiguration) -> Callable[[Job], float]:
     """NeMo fuses the loss natively, Megatron-Bridge through Transformer Engine, Megatron-LM only when told to."""
-    arguments, framework = _group(run, "args"), (run.framework or "").lower()
+    arguments, framework = settings(run, "args"), (run.framework or "").lower()
     if arguments.get("cross-entropy-loss-fusion"):
         return loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
     if framework.startswith("megatron-bridge") or run.extra.get("cross_entropy_fusion"):
@@ -91,7 +85,7 @@ def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateForm
 
     The recipes of NeMo and Megatron-Bridge reduce and keep gradients in bf16 (``grad_reduce_in_fp32`` off), and their
     fp8 configurations keep the weights in 8 bits (``fp8_param_gather`` on: mixed_precision.py of both)."""
-    extra, arguments, recipe = run.extra, _group(run, "args"), _group(run, "recipe_settings")
+    extra, arguments, recipe = run.extra, settings(run, "args"), settings(run, "recipe_settings")
     moments = recipe.get("optimizer.exp_avg_dtype") or arguments.get("exp-avg-dtype") or extra.get("optimizer_moments")
     gather = arguments.get("fp8-param-gather") or extra.get("fp8_param_gather")
     if gather is None and precision == "fp8":
@@ -111,7 +105,7 @@ def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateForm
 
 def _narrow_gradients(run: MeasuredConfiguration) -> bool:
     """Whether gradients are kept in 16 bits."""
-    extra, arguments, recipe = run.extra, _group(run, "args"), _group(run, "recipe_settings")
+    extra, arguments, recipe = run.extra, settings(run, "args"), settings(run, "recipe_settings")
     stated = recipe.get("ddp.grad_reduce_in_fp32")
     if str(stated) in ("True", "False"):
         return str(stated) == "False"

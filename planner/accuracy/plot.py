@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from planner.accuracy.classes import class_of_run
@@ -27,13 +27,18 @@ _NO_DATE: dict[Format, dict[str, Any]] = {"svg": {"Date": None}, "png": {"Softwa
 
 
 def check_available() -> None:
-    """Refuse early where matplotlib is not installed."""
+    """Refuse early where matplotlib is not installed, or not so that it can be imported."""
     try:
-        found = find_spec("matplotlib") is not None
-    except ValueError:
-        found = False
-    if not found:
-        raise MissingExtraError("plots need matplotlib", where="--plot", hint="pip install 'parallel-planner[plot]'")
+        for name in ("matplotlib", "matplotlib.figure"):
+            import_module(name)
+    except ImportError as problem:
+        raise MissingExtraError(
+            f"plots need matplotlib: {problem}"[:200],
+            where="--plot",
+            got="no matplotlib that can be imported",
+            allowed="matplotlib of the extra `plot`",
+            hint="pip install 'parallel-planner[plot]'",
+        ) from problem
 
 
 def time_points(rows: Sequence[Scored]) -> list[Point]:

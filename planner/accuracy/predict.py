@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import ValidationError
 
 from planner.accuracy.interpret import Case, interpret
 from planner.accuracy.profiled import with_memory_factor
@@ -21,6 +22,7 @@ from planner.cost.uncertainty import Uncertainty, uncertainty_for
 from planner.errors import PlannerError
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.measurement import MeasuredRun
+from planner.specs.problems import input_error
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Prediction:
     peak_device_bytes: float | None = None
     """What the fullest GPU needs in all."""
     step_time_range_s: tuple[float, float] | None = None
-    """80 % range of the class, wider where settings had to be filled in."""
+    """80 % range of the class, wider where settings had to be filled in or the framework was never measured."""
     peak_memory_range_bytes: tuple[float, float] | None = None
 
 
@@ -62,9 +64,18 @@ def _not_priced(run: MeasuredRun, problem: Exception) -> Prediction:
         reason = problem.reason
     elif isinstance(problem, PlannerError):
         reason = problem.message
+    elif isinstance(problem, ValidationError):
+        said = input_error(problem, "")
+        reason = ": ".join(
+            (f"inconsistent {_SPECS.get(problem.title, 'model')}", *filter(None, (said.where, said.message)))
+        )
     else:
         reason = "its fields cannot be used together"
     return Prediction(run.id, None, None, None, reason)
+
+
+_SPECS = {"Cluster": "machines", "Job": "batch"}
+"""What a record describes, by the spec that refuses it; everything else is part of the model."""
 
 
 def predict(
@@ -82,9 +93,8 @@ def predict(
 
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
-        context, batch = case.context, case.batch
-        shape = (int(batch.pp[0]), tuple(batch.vpp.tolist()))
-        groups[(context.model, context.cluster, context.job, id(context.backend), shape[0])].append(index)
+        context, stages = case.context, int(case.batch.pp[0])
+        groups[(context.model, context.cluster, context.job, id(context.backend), stages)].append(index)
     found: dict[int, Prediction] = {}
     for members in groups.values():
         found |= _guarded(cases, members, price)
@@ -139,7 +149,7 @@ def _group(
         if not (np.isfinite(step[chosen]) and np.isfinite(rank)):
             raise ValueError(f"{case.run.id}: the prediction is not finite")
         seconds = float(step[chosen])
-        spread = uncertainty_of(context, assumed=bool(case.assumed))
+        spread = uncertainty_of(context, assumed=bool(case.assumed) or not case.known_stack)
         predictions[index] = Prediction(
             case.run.id,
             seconds if case.timed else None,

@@ -5,6 +5,7 @@ beyond what classes.py says."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,6 +55,8 @@ class Scored:
     """Which figure the record's memory is; None where the record cannot be priced."""
     gpu: str
     """Catalogue id, or the record's own word."""
+    profiled: bool = False
+    """Whether the prediction is by the profile."""
 
     @property
     def compared(self) -> bool:
@@ -91,17 +94,23 @@ def scored(runs: Sequence[MeasuredRun], profile: Profile | None = None) -> list[
     if profile is not None and own:
         table = published_constants().with_factors(profile.factors)
         predictions += predict(own, table, memory_factor=profile.memory_factor)
-    return paired(runs, predictions, cases)
+    return paired(runs, predictions, cases, frozenset(case.run.id for case in own))
 
 
-def paired(runs: Iterable[MeasuredRun], predictions: Iterable[Prediction], cases: Iterable[Case]) -> list[Scored]:
-    """Records beside predictions of the same id."""
+def paired(
+    runs: Iterable[MeasuredRun],
+    predictions: Iterable[Prediction],
+    cases: Iterable[Case],
+    profiled: frozenset[str] = frozenset(),
+) -> list[Scored]:
+    """Records beside predictions of the same id; ``profiled`` are the ids of those that a profile made."""
     by_id = {prediction.id: prediction for prediction in predictions}
     known = {case.run.id: case for case in cases}
     rows = []
     for run in runs:
         case = known.get(run.id)
-        rows.append(Scored(run, by_id[run.id], case.memory_kind if case else None, _gpu_of(run)))
+        kind = case.memory_kind if case else None
+        rows.append(Scored(run, by_id[run.id], kind, _gpu_of(run), run.id in profiled))
     return rows
 
 
@@ -123,8 +132,9 @@ _GROUPS: dict[Grouping, Callable[[Scored], str]] = {
 
 
 def framework_of(run: MeasuredRun) -> str:
-    """The framework without version and remarks."""
-    return (run.run.framework or "not stated").lower().split(" ")[0].split("(")[0]
+    """The framework without version and remarks, as text that can be printed."""
+    words = re.split(r"[\s(]", (run.run.framework or "").strip().lower())[0][:100]
+    return "".join(letter for letter in words if letter.isprintable()) or "not stated"
 
 
 def report(
@@ -141,16 +151,25 @@ def report(
         read=len(records.runs),
         priced=len(rows) - len(skipped),
         profile=f"{profile.framework} on {profile.accelerator}" if profile else None,
+        profiled=sum(row.profiled and row.prediction.skipped is None for row in rows),
         step_time=_time_rows(rows, group, validated=by == "class" and name == PUBLIC and profile is None),
         memory=_memory_rows(rows, group),
         fit=_fit_rows(rows, group),
         ranking=_summary([sweep for sweep in sweeps if sweep.grid]),
         sweeps=sweeps,
-        excluded=_counted(excluded_from_time(row.run) for row in rows if row.run.measured.step_time_s is not None),
+        excluded=_counted(_not_compared(row) for row in rows if row.run.measured.step_time_s is not None),
         skipped=_counted(row.prediction.skipped for row in skipped),
         not_priced=tuple(_not_priced(row, records) for row in skipped),
         problems=tuple(records.problems),
     )
+
+
+def _not_compared(row: Scored) -> str | None:
+    """Why a measured step time is not compared with one; None if it is, or if the record cannot be priced at all."""
+    reason = excluded_from_time(row.run)
+    if reason is None and row.prediction.skipped is None and row.prediction.step_time_s is None:
+        return "global batch not stated, so no whole step can be predicted"
+    return reason
 
 
 def _counted(reasons: Iterable[str | None]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.accuracy.skip import Skip
+from planner.accuracy.stated import number
 from planner.backends import megatron
 from planner.backends.base import Backend, RecomputeKind, Tensor
 from planner.backends.stacks import ACTIVATIONS_TO_HOST
@@ -16,7 +17,17 @@ from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredConfiguration
 from planner.specs.model import ModelSpec
 
-_SIXTEEN_BIT: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "tf32": "fp32"}
+_UNSCALED: dict[str, Precision] = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "tf32": "fp32",
+}
+"""Formats without scaling factors, by the words that sources begin with."""
 
 
 def precision_of(run: MeasuredConfiguration, cluster: Cluster) -> tuple[Precision, list[str]]:
@@ -33,7 +44,7 @@ def precision_of(run: MeasuredConfiguration, cluster: Cluster) -> tuple[Precisio
         if cluster.accelerator.peak.fp8 is None:
             raise Skip("the GPU has no fp8 matrix rate")
         return "fp8", []
-    for name, precision in _SIXTEEN_BIT.items():
+    for name, precision in _UNSCALED.items():
         if words.startswith(name):
             return precision, []
     raise Skip(f"unknown precision {words[:20]!r}")
@@ -78,8 +89,11 @@ def host_states_of(run: MeasuredConfiguration) -> HostStates:
     words = (run.offload or "").lower()
     if not re.search(r"optimizer|gemini", words):
         return HostStates(0.0, parameters=False)
-    share = re.search(r"fraction ([\d.]+)", words)
-    return HostStates(float(share[1].rstrip(".")) if share else 1.0, parameters="params" in words)
+    stated = re.search(r"fraction ([\d.]+)", words)
+    share = number(stated[1].rstrip(".")) if stated else 1.0
+    if share is None or share > 1.0:
+        raise Skip(f"unknown share of offloading {words[:40]!r}")
+    return HostStates(share, parameters="params" in words)
 
 
 def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
@@ -92,9 +106,9 @@ def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend
     none = Recomputation(megatron.NONE)
     selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
     words = (run.recompute or "").strip().lower()
-    offloaded = re.search(r"activations of (\d+) layers", run.offload or "")
+    offloaded = re.search(r"activations of (\d{1,9})\d* layers", run.offload or "")
     if offloaded is not None and words in ("", "none"):
-        return (Recomputation(ACTIVATIONS_TO_HOST, int(offloaded[1])),)
+        return (Recomputation(ACTIVATIONS_TO_HOST, min(int(offloaded[1]), model.layers)),)
     if not words:
         return _unstated(run, model, stack, offered)
     if "solver" in words:
@@ -164,12 +178,14 @@ def _with_offload(choice: Recomputation, run: MeasuredConfiguration) -> Recomput
 
 def _covered(words: str, model: ModelSpec, run: MeasuredConfiguration) -> int:
     """Layers of a stage that "full:4-layers" or "full:every-2nd-layer" recomputes."""
-    every = re.search(r"every-(\d+)", words)
+    every = re.search(r"every-(\d{1,9})", words)
     stages = (run.pp or 1) * (run.vpp or 1)
     if every is not None:
+        if not int(every[1]):
+            raise Skip(f"unknown recomputation {words[:30]!r}")
         return max(1, round(model.layers / stages / int(every[1])))
-    number = re.search(r"full:(\d+)", words)
-    return int(number[1]) if number else EVERY_LAYER
+    first = re.search(r"full:(\d{1,9})", words)
+    return min(int(first[1]), model.layers) if first else EVERY_LAYER
 
 
 def _job_like(run: MeasuredConfiguration):  # type: ignore[no-untyped-def]

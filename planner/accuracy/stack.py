@@ -6,6 +6,7 @@ from typing import Any
 
 from planner.accuracy.expert_software import expert_habits
 from planner.accuracy.memory_layout import memory_habits
+from planner.accuracy.stated import settings
 from planner.backends.base import Backend, NarrowRecipe
 from planner.backends.megatron import Megatron
 from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, reduced_in_16_bits, stack_named
@@ -16,8 +17,7 @@ from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
 
 def packed(config: MeasuredConfiguration) -> bool:
     """Whether sequences hold several samples, one packed behind the other."""
-    features = config.extra.get("features")
-    return isinstance(features, dict) and bool(features.get("sequence_packing"))
+    return bool(settings(config, "features").get("sequence_packing"))
 
 
 _KERNELS: dict[str, dict[str, Any]] = {

@@ -10,16 +10,18 @@ from rich.padding import Padding
 from rich.text import Text
 
 from planner.cli.console import Justify, stdout, table
-from planner.specs.accuracy import AccuracyDocument, Errors, FitRow, NotPriced, RecordProblem, TimeRow
+from planner.specs.accuracy import AccuracyDocument, Errors, FitRow, NotPriced, RecordProblem
 from planner.specs.profile import Calibration
-from planner.units import count, duration, percent
+from planner.units import counted, duration, percent
 
 MAX_LINES = 10
 """Problems, records or runs that are listed one by one; JSON has them all."""
+MAX_TEXT = 100
+"""Characters of a name or path from outside."""
 _ERROR_HEADERS: list[tuple[str, Justify]] = [
     ("runs", "right"),
-    ("half within", "right"),
-    ("9 of 10 within", "right"),
+    ("half\nwithin", "right"),
+    ("9 of 10\nwithin", "right"),
     ("mean", "right"),
 ]
 
@@ -27,15 +29,19 @@ _ERROR_HEADERS: list[tuple[str, Justify]] = [
 def print_accuracy(document: AccuracyDocument, written: Sequence[Path]) -> None:
     """The whole comparison, top-down: time, memory, fit, ranking, what is not compared."""
     console = stdout()
-    head = f"{document.records}: {document.read:,} runs read, {document.priced:,} predicted"
+    head = f"{_safe(document.records)}: {counted(document.read, 'run')} read, {document.priced:,} predicted"
     console.print(Text(head, style="bold"))
     if document.profile:
-        console.print(Text(f"  with the profile of {document.profile}"))
+        whose = f"with the profile of {_safe(document.profile)}"
+        there = f"  {document.profiled:,} of them {whose}"
+        nowhere = f"  none of them {whose}: no run is on that accelerator"
+        console.print(Text(there if document.profiled else nowhere))
     _time(console, document)
+    _out_of_fold(console, document)
     _memory(console, document)
     _fit(console, document)
     _ranking(console, document)
-    _reasons(console, "Measured, but not a steady training step (step time not compared)", document.excluded)
+    _reasons(console, "Step time measured, but not compared", document.excluded)
     _reasons(console, "Read, but not predicted", document.skipped)
     if document.records != PUBLIC:
         _records(console, document.not_priced)
@@ -65,7 +71,7 @@ def _signed(ratio: float) -> str:
 def _time(console: Console, document: AccuracyDocument) -> None:
     rows = [
         [
-            *(row.group, *_errors(row.errors), str(row.skipped or "")),
+            *(_safe(row.group), *_errors(row.errors), str(row.skipped or "")),
             *(percent(row.assumed) if row.errors else "", _share(row.in_range)),
         ]
         for row in document.step_time
@@ -73,27 +79,32 @@ def _time(console: Console, document: AccuracyDocument) -> None:
     if not rows:
         console.print(Text("\nNo run states a step time that can be compared."))
         return
-    headers = [(document.by, "left"), *_ERROR_HEADERS, ("not predicted", "right"), ("assumed", "right")]
-    headers.append(("in range", "right"))
-    if any(row.validation for row in document.step_time):
-        headers += [("without its group", "right"), ("without its source", "right")]
-        rows = [[*cells, *_validated(row)] for cells, row in zip(rows, document.step_time, strict=True)]
+    headers = [(document.by, "left"), *_ERROR_HEADERS, ("not\npredicted", "right"), ("\nassumed", "right")]
+    headers.append(("in\nrange", "right"))
     _section(console, "Step time, error of the prediction", headers, rows)
 
 
-def _validated(row: TimeRow) -> list[str]:
-    """Median and 90th percentile of the error by constants that were fitted without the run."""
-    if row.validation is None:
-        return ["", ""]
-    return [
-        f"{100 * errors.median:.1f} / {100 * errors.p90:.0f} %"
-        for errors in (row.validation.without_group, row.validation.without_source)
+def _out_of_fold(console: Console, document: AccuracyDocument) -> None:
+    """The same error by constants that were fitted without the run."""
+    rows = [
+        [_safe(row.group), *_within(row.validation.without_group), *_within(row.validation.without_source)]
+        for row in document.step_time
+        if row.validation is not None
     ]
+    if rows:
+        headers: list[tuple[str, Justify]] = [(document.by, "left")]
+        for what in ("model", "source"):
+            headers += [(f"without its {what}:\nhalf within", "right"), ("9 of 10\nwithin", "right")]
+        _section(console, "The same by constants that were fitted without the run", headers, rows)
+
+
+def _within(errors: Errors) -> list[str]:
+    return [percent(errors.median), percent(errors.p90)]
 
 
 def _memory(console: Console, document: AccuracyDocument) -> None:
     rows = [
-        [row.group, "all figures" if row.kind == "any" else row.kind, *_errors(row.errors)]
+        [_safe(row.group), "all figures" if row.kind == "any" else row.kind, *_errors(row.errors)]
         for row in document.memory_by_kind
     ]
     if rows:
@@ -103,16 +114,16 @@ def _memory(console: Console, document: AccuracyDocument) -> None:
 
 def _fit(console: Console, document: AccuracyDocument) -> None:
     rows = [
-        [row.group, str(_ran(row)), _share(row.false_misfits), str(_oom(row)), _share(row.false_fits)]
+        [_safe(row.group), str(_ran(row)), _share(row.false_misfits), str(_oom(row)), _share(row.false_fits)]
         for row in document.fit
     ]
     if rows:
         headers: list[tuple[str, Justify]] = [
             (document.by, "left"),
             ("ran", "right"),
-            ("said not to fit", "right"),
-            ("out of memory", "right"),
-            ("said to fit", "right"),
+            ("said not\nto fit", "right"),
+            ("out of\nmemory", "right"),
+            ("said\nto fit", "right"),
         ]
         _section(console, "Does it fit", headers, rows)
 
@@ -134,8 +145,8 @@ def _ranking(console: Console, document: AccuracyDocument) -> None:
         return
     rows = [
         [
-            sweep.source,
-            sweep.model,
+            _safe(sweep.source),
+            _safe(sweep.model),
             str(sweep.gpus),
             str(sweep.rows),
             percent(sweep.regret),
@@ -149,9 +160,9 @@ def _ranking(console: Console, document: AccuracyDocument) -> None:
         ("model", "left"),
         ("GPUs", "right"),
         ("runs", "right"),
-        ("lost by first choice", "right"),
-        ("by best of 3", "right"),
-        ("rank corr.", "right"),
+        ("lost by\nfirst choice", "right"),
+        ("by best\nof 3", "right"),
+        ("rank\ncorr.", "right"),
     ]
     _section(console, "Ranking of the layouts of one model on one cluster", headers, rows)
     summary = document.ranking
@@ -178,7 +189,8 @@ def _reasons(console: Console, title: str, reasons: Mapping[str, int]) -> None:
 
 def _records(console: Console, rows: Sequence[NotPriced]) -> None:
     """The records themselves, where they are the user's."""
-    _limited(console, (f"{row.file}:{row.line}: {_safe(row.id)}: {row.reason}" for row in rows), len(rows))
+    lines = (f"{_safe(row.file)}:{row.line}: {_safe(row.id)}: {row.reason}" for row in rows)
+    _limited(console, lines, len(rows))
 
 
 def _problems(console: Console, problems: Sequence[RecordProblem]) -> None:
@@ -190,7 +202,7 @@ def _problems(console: Console, problems: Sequence[RecordProblem]) -> None:
 
 
 def _problem(problem: RecordProblem) -> str:
-    place = problem.file + (f":{problem.line}" if problem.line is not None else "")
+    place = _safe(problem.file) + (f":{problem.line}" if problem.line is not None else "")
     parts = [f"{place}: {problem.what}"]
     parts += [f"      got: {problem.got}"] if problem.got else []
     parts += [f"      allowed: {problem.allowed}"] if problem.allowed else []
@@ -207,17 +219,23 @@ def _limited(console: Console, lines: Iterable[str], total: int) -> None:
 
 
 def _safe(text: str) -> str:
-    """Text of a file without control characters, and short."""
+    """Text from outside without control characters, and short."""
     shown = text if text.isprintable() else ascii(text)
-    return shown if len(shown) <= 100 else shown[:97] + "..."
+    return shown if len(shown) <= MAX_TEXT else shown[: MAX_TEXT - 3] + "..."
 
 
 def _legend(console: Console, document: AccuracyDocument, written: Sequence[Path]) -> None:
     console.print()
     lines = [
         "Errors are predicted / measured - 1. Half within: the median; 9 of 10 within: the 90th percentile; mean: with "
-        "its sign, - is too fast or too little memory. Assumed: share of runs whose source leaves a setting open.",
+        "its sign, - is too fast or too little memory. Assumed: share of runs whose source leaves a setting open. In "
+        "range: share of runs whose step time is in the 80 % range of its estimate.",
     ]
+    if any(row.validation for row in document.step_time):
+        lines.append(
+            "Without its model: without all runs of the run's source on its model and accelerator; without its source: "
+            "without all runs of its source. This is what to expect of runs that nobody has measured yet."
+        )
     for line in lines:
         console.print(Text(line, style="dim"))
     for path in written:
@@ -232,7 +250,8 @@ def print_calibration(result: Calibration, out: Path | None) -> None:
     """What was fitted, what it does to every run, and what it would take to fit more."""
     console = stdout()
     profile = result.profile
-    console.print(Text(f"{profile.framework} on {profile.accelerator}: {count(len(profile.runs))} runs", style="bold"))
+    head = f"{profile.framework} on {profile.accelerator}: {counted(len(profile.runs), 'run')}"
+    console.print(Text(head, style="bold"))
     _factors(console, result)
     _runs(console, result)
     line = (
@@ -251,7 +270,7 @@ def print_calibration(result: Calibration, out: Path | None) -> None:
     _problems(console, result.problems)
     if out is not None:
         console.print(Text(f"\nWritten: {out}", style="cyan"), soft_wrap=True)
-        console.print(Text("Next: `planner suggest ... --profile` with this file", style="cyan"))
+        console.print(Text(f"Next: `planner suggest ... --profile {out}`", style="cyan"), soft_wrap=True)
     else:
         console.print(Text("\nNext: add --out PROFILE.yaml to write the profile", style="cyan"))
 
@@ -271,7 +290,7 @@ def _factors(console: Console, result: Calibration) -> None:
         ("", "left"),
         ("factor", "right"),
         ("plausible", "right"),
-        ("from the runs", "right"),
+        ("from\nthe runs", "right"),
         ("of what", "left"),
     ]
     _section(console, "Factors on the published constants", headers, rows)
@@ -295,7 +314,7 @@ def _runs(console: Console, result: Calibration) -> None:
         ("measured", "right"),
         ("before", "right"),
         ("after", "right"),
-        ("from the others", "right"),
+        ("from the\nothers", "right"),
     ]
     _section(console, "Error of the predicted step time", headers, rows)
     if len(runs) > MAX_LINES:

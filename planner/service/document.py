@@ -14,6 +14,7 @@ from planner.backends import BACKENDS
 from planner.catalog import CATALOG_VERSION
 from planner.errors import InputError
 from planner.service.inputs import one_of, read_mapping
+from planner.service.profiles import check_profile
 from planner.specs.plan import SCHEMA_VERSION, Assumption, Plan, PlanDocument, Request, SearchReport
 from planner.specs.problems import input_error
 from planner.version import __version__
@@ -97,6 +98,8 @@ def load_plan(path: Path) -> PlanDocument:
     except ValidationError as problem:
         raise input_error(problem, str(path)) from problem
     one_of(document.best.backend, f"{path}: best.backend", BACKENDS)
+    if document.request.profile is not None:
+        check_profile(document.request.profile, f"{path}: request.profile")
     _check_consistent(document, path)
     return document
 

@@ -70,8 +70,11 @@ def _records(paths: Sequence[Path]) -> Records:
 
 def _checked_outputs(request: AccuracyRequest) -> plot.Format | None:
     """Refuse outputs that cannot be written before anything is predicted; the format of the plot."""
+    inputs = [(path, "--records") for path in request.records]
+    inputs += [(request.profile, "--profile")] if request.profile is not None else []
     if request.predictions is not None:
-        check_target(request.predictions, "--predictions", force=request.force)
+        check_target(request.predictions, "--predictions", force=request.force, others=inputs)
+        inputs.append((request.predictions, "--predictions"))
     if request.plot is None:
         return None
     suffix = request.plot.suffix.lower().removeprefix(".")
@@ -83,7 +86,7 @@ def _checked_outputs(request: AccuracyRequest) -> plot.Format | None:
             allowed="a name that ends in .svg or .png",
             hint="for example --plot accuracy.svg",
         )
-    check_target(request.plot, "--plot", force=request.force)
+    check_target(request.plot, "--plot", force=request.force, others=inputs)
     plot.check_available()
     return "svg" if suffix == "svg" else "png"
 
@@ -116,7 +119,7 @@ def calibrate(
             hint=calibration.NEEDS,
         )
     if out is not None:
-        check_target(out, "--out", force=force)
+        check_target(out, "--out", force=force, others=[(path, calibration.WHERE) for path in records])
     tell = progress or _silent
     tell(f"fitting the runs of {names(records)}")
     result = calibration.calibrate(read_records(records, calibration.WHERE))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from planner.accuracy.calibration import describes
 from planner.accuracy.profiled import profiled
 from planner.backends import get_backend
 from planner.cost.constants import Constants
@@ -15,40 +17,52 @@ from planner.errors import InputError
 from planner.service.inputs import read_mapping
 from planner.specs.cluster import Cluster
 from planner.specs.plan import Assumption, Request
-from planner.specs.problems import input_error
+from planner.specs.problems import input_error, shown
 from planner.specs.profile import PROFILE_SCHEMA_VERSION, Profile
+from planner.units import counted
 
 WHERE = "--profile"
+MOST_FACTORS = 7
+"""Factors that an answer lists; the profile has them all."""
 _HINT = "write one with `planner calibrate --from-records FILE --out PROFILE.yaml`"
 
 
 def load_profile(path: Path) -> Profile:
     """The profile of a YAML file."""
     content = read_mapping(path, WHERE)
-    version = content.get("schema_version")
-    if version != PROFILE_SCHEMA_VERSION or isinstance(version, bool):
-        raise InputError(
-            "this is not a machine profile of this version",
-            where=f"{path}: schema_version",
-            got=repr(version)[:80],
-            allowed=str(PROFILE_SCHEMA_VERSION),
-            hint=_HINT,
-        )
+    _check_version(content.get("schema_version"), str(path))
     try:
         profile = Profile.model_validate(content)
     except ValidationError as problem:
         raise input_error(problem, str(path), Profile.model_fields) from problem
+    check_profile(profile, str(path))
+    return profile
+
+
+def check_profile(profile: Profile, where: str) -> None:
+    """Refuse a profile that this cost model cannot apply, wherever it comes from."""
+    _check_version(profile.schema_version, where)
     known = {field.name for field in fields(Constants)}
     for name in profile.factors:
         if name not in known:
             raise InputError(
                 "the cost model has no such constant",
-                where=f"{path}: factors",
-                got=name[:80],
+                where=f"{where}: factors",
+                got=shown(name),
                 allowed=", ".join(sorted(known)),
                 hint="the profile is of another version: calibrate again",
             )
-    return profile
+
+
+def _check_version(version: object, where: str) -> None:
+    if version != PROFILE_SCHEMA_VERSION or isinstance(version, bool):
+        raise InputError(
+            "this is not a machine profile of this version",
+            where=f"{where}: schema_version",
+            got=shown(version),
+            allowed=str(PROFILE_SCHEMA_VERSION),
+            hint=_HINT,
+        )
 
 
 def profile_for(path: Path, cluster: Cluster) -> Profile:
@@ -58,7 +72,7 @@ def profile_for(path: Path, cluster: Cluster) -> Profile:
         raise InputError(
             "the profile is of another accelerator",
             where=WHERE,
-            got=f"{path}: {profile.accelerator}",
+            got=f"{path}: {shown(profile.accelerator)}",
             allowed=cluster.accelerator.id,
             hint="leave out --profile, or calibrate with runs on this accelerator",
         )
@@ -67,9 +81,21 @@ def profile_for(path: Path, cluster: Cluster) -> Profile:
 
 def profile_assumption(profile: Profile) -> Assumption:
     """What the profile changes, in the words of the answer."""
-    factors = ", ".join(f"{factor.name} x {factor.factor:.3g}" for factor in profile.fitted)
-    why = f"machine profile of {profile.created} from {len(profile.runs)} runs of {profile.framework}"
-    return Assumption(field="constants.factors", value=factors or "edited by hand", why=f"{why}, for every framework")
+    why = f"machine profile of {profile.created} from {counted(len(profile.runs), 'run')} of {profile.framework}"
+    if describes(profile):
+        changes = [(factor.name, factor.factor) for factor in profile.fitted]
+    else:
+        why += ", edited by hand"
+        named = [*profile.factors.items(), ("memory", profile.memory_factor)]
+        changes = sorted(((name, factor) for name, factor in named if factor != 1.0), key=_size, reverse=True)
+    value = ", ".join(f"{name} x {factor:.3g}" for name, factor in changes[:MOST_FACTORS])
+    more = f", and {len(changes) - MOST_FACTORS} more" if len(changes) > MOST_FACTORS else ""
+    return Assumption(field="constants.factors", value=value + more or "none", why=f"{why}, for every framework")
+
+
+def _size(change: tuple[str, float]) -> float:
+    """How far a factor is from none."""
+    return abs(math.log(change[1]))
 
 
 def context_of(request: Request, backend: str) -> CostContext:

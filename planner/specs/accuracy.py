@@ -159,14 +159,16 @@ class AccuracyDocument(Spec):
     """Records that could be read."""
     priced: int
     profile: str | None = None
-    """Accelerator and framework of the profile that was applied; null: the published constants."""
+    """Framework and accelerator of the profile that was given; null: the published constants."""
+    profiled: int = 0
+    """Records that were predicted with it: those on its accelerator."""
     step_time: tuple[TimeRow, ...]
     memory: tuple[MemoryRow, ...]
     fit: tuple[FitRow, ...]
     ranking: RankingSummary | None
     sweeps: tuple[SweepRow, ...]
     excluded: dict[str, int] = Field(default_factory=dict)
-    """Timed rows that are not compared, because they measure something else than a steady training step."""
+    """Timed rows that are not compared: they measure something else than a steady training step, or do not state it."""
     skipped: dict[str, int] = Field(default_factory=dict)
     """Reasons why records could not be priced."""
     not_priced: tuple[NotPriced, ...] = ()

@@ -25,6 +25,12 @@ class Fact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, str_max_length=20_000)
 
 
+class Words(Fact):
+    """A group whose texts are looked up; blanks around them mean nothing."""
+
+    model_config = ConfigDict(str_strip_whitespace=True)
+
+
 class MeasuredMoe(Fact):
     experts: int | None = Field(default=None, gt=1, le=100_000)
     top_k: Size | None = None
@@ -43,7 +49,7 @@ class MeasuredMla(Fact):
     v_head: Size
 
 
-class MeasuredModel(Fact):
+class MeasuredModel(Words):
     name: str = ""
     layers: int | None = Field(default=None, gt=0, le=10_000)
     hidden: Size | None = None
@@ -66,7 +72,7 @@ class MeasuredModel(Fact):
     """Pattern and dimensions of state-space or linear-attention layers, in words."""
 
 
-class MeasuredHardware(Fact):
+class MeasuredHardware(Words):
     gpu: str | None = None
     gpus: Ranks | None = None
     gpus_per_node: Ranks | None = None
@@ -80,7 +86,7 @@ class MeasuredOverlap(Fact):
     p2p: bool | None = None
 
 
-class MeasuredConfiguration(Fact):
+class MeasuredConfiguration(Words):
     """How the run was configured."""
 
     framework: str | None = None

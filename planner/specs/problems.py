@@ -23,7 +23,8 @@ def input_error(problem: ValidationError, where: str, known: Iterable[str] = ())
     first = problem.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     place = ": ".join(part for part in (where, field) if part)
-    names = sorted(known)
+    # The names are those of the outermost level.
+    names = sorted(known) if len(first["loc"]) == 1 else []
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(field.rsplit(".", 1)[-1], names, n=1)
         return InputError(
@@ -46,9 +47,16 @@ def input_error(problem: ValidationError, where: str, known: Iterable[str] = ())
         message[:1].lower() + message[1:],
         where=place,
         got=got,
-        allowed=_TYPES.get(first["type"].removesuffix("_type")),
+        allowed=_TYPES.get(first["type"].removesuffix("_type")) or _limit(message),
         hint=f"correct {field or where}",
     )
+
+
+def _limit(message: str) -> str | None:
+    """What a complaint about a size allows, in its own words."""
+    _, found, limit = message.partition(" should ")
+    limit = limit.removeprefix("be ").removeprefix("have ")
+    return limit if found and limit.startswith(("greater than ", "less than ", "at least ", "at most ")) else None
 
 
 _MESSAGES = {"model_type": "this must hold named values", "dict_type": "this must hold named values"}

@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from planner.specs.accuracy import RecordProblem
 from planner.specs.base import Spec
 
 PROFILE_SCHEMA_VERSION = 1
 
-Factor = Annotated[float, Field(ge=0.02, le=50.0)]
-"""A multiplier on a published value."""
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("text must be printable")
+    return text
+
+
+LEAST_FACTOR, MOST_FACTOR = 0.02, 50.0
+Factor = Annotated[float, Field(ge=LEAST_FACTOR, le=MOST_FACTOR, strict=True)]
+"""A multiplier on a published value; a number in quotes is a mistake of the file."""
+Word = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 
 
 class ProfileRun(Spec):
@@ -54,9 +63,9 @@ class Profile(Spec):
     schema_version: int = PROFILE_SCHEMA_VERSION
     planner_version: str
     created: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
-    accelerator: str
+    accelerator: Word
     """Catalogue id; the profile is refused for any other."""
-    framework: str
+    framework: Word
     """As the runs name it."""
     factors: dict[str, Factor] = Field(default_factory=dict)
     """Multiplies the constant of that name (planner/cost/constants.yaml)."""

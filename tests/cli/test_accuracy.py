@@ -63,8 +63,8 @@ def test_json_and_predictions(cli: Cli, runs: Path, tmp_path: Path) -> None:
     assert {row["id"]: row["line"] for row in document["not_priced"]} == {"c": 5, "d": 6}
     lines: list[dict[str, Any]] = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["id"] for line in lines] == ["a", "b", "c", "d", "f"]
-    ranges = {"step_time_range_s", "peak_memory_range_bytes"}
-    assert all(set(line) == {"id", "step_time_s", "peak_memory_bytes", "fits", "skipped"} | ranges for line in lines)
+    figures = ("step_time_s", "step_time_range_s", "peak_memory_bytes", "peak_memory_range_bytes", "fits")
+    assert all(set(line) == {"id", *figures, "skipped"} for line in lines)
     low, high = lines[0]["step_time_range_s"]
     assert low < lines[0]["step_time_s"] < high
     assert [line["skipped"] is None for line in lines] == [True, True, False, False, True]
@@ -109,7 +109,57 @@ def test_plot_without_matplotlib(cli: Cli, runs: Path, tmp_path: Path, monkeypat
     assert not (tmp_path / "a.svg").exists()
 
 
+def test_matplotlib_that_cannot_be_imported(
+    cli: Cli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken installation is named like a missing one."""
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    result = cli("accuracy", "--records", str(runs), "--plot", str(tmp_path / "a.svg"))
+    assert result.code == 6
+    assert "matplotlib.figure" in result.err
+
+
+def test_names_of_a_file_cannot_write_to_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    """Control sequences in names are shown escaped and long names are cut; the JSON has them as they are."""
+    name = "\x1b[31mred" + "x" * 300
+    path = record_file(
+        tmp_path / "odd.jsonl",
+        [record(f"{name}/{index}", model__name=name, run__framework=name, hardware__gpu="h100") for index in range(10)]
+        + [record("other/1", hardware__gpu=name)],
+    )
+    for by in ("source", "framework", "gpu", "class"):
+        result = cli("accuracy", "--records", str(path), "--by", by)
+        assert result.code == 0, result.err
+        assert "\x1b" not in result.out
+        assert "x" * 150 not in result.out.replace("\n", "").replace(" ", "")
+    (sweep,) = cli("accuracy", "--records", str(path), "--json").document["sweeps"]
+    assert sweep["model"] == name
+
+
+def test_link(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    """Writing to a link replaces the file behind it and leaves the link."""
+    target, link = tmp_path / "target.jsonl", tmp_path / "link.jsonl"
+    target.write_text("old", encoding="utf-8")
+    link.symlink_to(target)
+    assert cli("accuracy", "--records", str(runs), "--predictions", str(link)).code == 2
+    assert cli("accuracy", "--records", str(runs), "--predictions", str(link), "--force").code == 0
+    assert link.is_symlink()
+    assert target.read_text(encoding="utf-8").startswith('{"id": "a"')
+
+
+def test_folder_without_write_permission(cli: Cli, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything is read."""
+    monkeypatch.setattr("planner.service.outputs.os.access", lambda *_: False)
+    result = cli("accuracy", "--records", str(tmp_path / "nowhere"), "--predictions", str(tmp_path / "a.jsonl"))
+    assert result.code == 2
+    assert "cannot be written to" in result.err
+
+
 REFUSED = {
+    "predictions onto the records": ["--predictions", "runs.jsonl", "--force"],
+    "plot onto the records": ["--records", "runs.svg", "--plot", "runs.svg", "--force"],
+    "two outputs in one file": ["--predictions", "a.svg", "--plot", "./a.svg"],
+    "predictions onto the profile": ["--profile", "a.yaml", "--predictions", "a.yaml", "--force"],
     "unknown grouping": ["--by", "clas"],
     "missing file": ["--records", "nowhere.jsonl"],
     "folder": ["--records", "."],

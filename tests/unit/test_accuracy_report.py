@@ -167,6 +167,26 @@ def test_priced_and_skipped() -> None:
     assert json.dumps(document.to_json_dict(), allow_nan=False)
 
 
+def test_step_time_without_a_batch_is_not_lost() -> None:
+    """A time that cannot be compared, because nobody says what a step is, is counted with the reason."""
+    runs = [measured_run("a"), measured_run("b", run__global_batch=None)]
+    document = report(scored(runs), Records(runs=runs), name="x")
+    assert document.step_time[-1].errors is not None
+    assert document.step_time[-1].errors.rows == 1
+    assert document.excluded == {"global batch not stated, so no whole step can be predicted": 1}
+
+
+def test_words_in_other_spelling() -> None:
+    """Capitals and blanks do not change how a run is read."""
+    same = [
+        measured_run("a", run__precision="fp8-cs"),
+        measured_run("a", run__framework=" Megatron-LM", run__precision="FP8-CS ", hardware__gpu=" H100 "),
+    ]
+    plain, odd = scored(same[:1])[0], scored(same[1:])[0]
+    assert plain.prediction == odd.prediction
+    assert class_of_run(plain.run) == class_of_run(odd.run) == "megatron dense 8/4-bit"
+
+
 @pytest.mark.parametrize("by", ["source", "framework", "class"])
 def test_groupings_hold_the_same_rows(by: Grouping) -> None:
     """Every grouping adds up to all rows."""

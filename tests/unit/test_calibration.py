@@ -36,6 +36,26 @@ REFUSED: dict[str, tuple[list[MeasuredRun], str]] = {
     "contradiction": ([measured_run("a"), measured_run("b", measured__step_time_s=3.8)], "contradict"),
     "time of a micro-batch": ([measured_run(measured__step_time_s=0.1)], "implausible factor on speed"),
     "seconds for milliseconds": ([measured_run(measured__step_time_s=3000.0)], "implausible factor on speed"),
+    "micro-seconds": ([measured_run(measured__step_time_s=3e-6)], "implausible factor on speed"),
+    "memory of another GPU": (
+        [
+            measured_run("a"),
+            measured_run("b", hardware__gpu="a100", measured__step_time_s=None, measured__peak_mem_gib=30.0),
+        ],
+        "several accelerators",
+    ),
+    "memory of another framework": (
+        [
+            measured_run("a"),
+            measured_run("b", run__framework="nemo", measured__step_time_s=None, measured__peak_mem_gib=30.0),
+        ],
+        "several frameworks",
+    ),
+    "no training step": ([measured_run(run__extra={"task": "ci-test"})], "no run with a step time"),
+    "no such matrix rate": (
+        [measured_run(hardware__gpu="tpu-v5p", run__framework="fsdp2", run__precision="fp16")],
+        "no run with a step time",
+    ),
     "tiny memory": ([measured_run(measured__peak_mem_gib=0.5)], "implausible factor on memory"),
 }
 
@@ -49,6 +69,71 @@ def test_refused(name: str) -> None:
     assert problem.value.where == "--from-records"
     assert problem.value.got
     assert problem.value.hint
+
+
+def test_implausible_factor_is_the_one_that_was_found() -> None:
+    """Times in milliseconds: the factor is about a thousandth, not the end of a scale."""
+    (row,) = scored([measured_run()])
+    run = measured_run(measured__step_time_s=1000.0 * (row.prediction.step_time_s or 0.0))
+    with pytest.raises(InputError, match="implausible factor on speed") as problem:
+        calibrate(records(run))
+    # The prior keeps it from the whole way.
+    assert 0.001 < float((problem.value.got or "").split()[0]) < 0.003
+    assert "in seconds" in (problem.value.hint or "")
+
+
+def test_factors_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors that are plausible alone and beyond a profile's bounds together are refused."""
+    monkeypatch.setattr("planner.accuracy.calibration._factors", lambda *_: {"step_overhead_s": 60.0})
+    with pytest.raises(InputError, match="step_overhead_s") as problem:
+        calibrate(records(measured_run()))
+    assert problem.value.allowed == "from 0.02 to 50"
+
+
+def test_runs_that_say_nothing_of_the_machine() -> None:
+    """Runs that ended out of memory, tests of the framework, runs without figures and runs that cannot be priced are
+    left out with the reason, and change nothing."""
+    alone = calibrate(records(measured_run("a")))
+    others = [
+        measured_run("oom", measured__oom=True, measured__step_time_s=9.0, measured__peak_mem_gib=80.0),
+        measured_run("ci", run__extra={"task": "ci-test"}, measured__step_time_s=9.0),
+        measured_run("silent", hardware__gpu="a100", measured__step_time_s=None),
+        measured_run("no batch", run__global_batch=None, run__micro_batch=4),
+        measured_run("cannot", run__dp=3),
+    ]
+    result = calibrate(records(measured_run("a"), *others))
+    assert result.profile == alone.profile
+    assert set(result.skipped) == {"oom", "ci", "silent", "no batch", "cannot"}
+    assert result.skipped["oom"] == "ended out of memory"
+    assert result.skipped["no batch"] == "global batch not stated"
+    assert all(result.skipped.values())
+
+
+def test_worse_from_the_others() -> None:
+    """Runs that have no common cause are told so: one is half as slow as predicted, the other twice as slow."""
+    runs = _layouts(2)
+    times = [(run.measured.step_time_s or 0.0) / 1.2 * factor for run, factor in zip(runs, (0.6, 1.7), strict=True)]
+    odd = [
+        run.model_copy(update={"measured": run.measured.model_copy(update={"step_time_s": time})})
+        for run, time in zip(runs, times, strict=True)
+    ]
+    assert any("no common cause" in warning for warning in calibrate(records(*odd)).warnings)
+    assert not any("no common cause" in warning for warning in calibrate(records(*runs)).warnings)
+
+
+def test_unknown_framework() -> None:
+    """That the framework was never measured is said, and widens the range."""
+    known, unknown = (measured_run("a", run__framework=name) for name in ("megatron-lm", "ourselves"))
+    assert any("ourselves is outside measured experience" in text for text in calibrate(records(unknown)).warnings)
+    assert not any("outside measured experience" in text for text in calibrate(records(known)).warnings)
+    ends = scored([unknown])[0].prediction.step_time_range_s
+    step = scored([unknown])[0].prediction.step_time_s
+    plain = scored([known])[0].prediction
+    assert ends is not None
+    assert step is not None
+    assert plain.step_time_range_s is not None
+    assert plain.step_time_s is not None
+    assert ends[1] / step >= plain.step_time_range_s[1] / plain.step_time_s
 
 
 def test_repeats_within_noise_are_one_configuration() -> None:

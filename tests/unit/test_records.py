@@ -32,6 +32,13 @@ BAD_LINES = {
 }
 
 
+@pytest.mark.parametrize(("layers", "allowed"), [(0, "greater than 0"), (10**9, "less than or equal to 10000")])
+def test_allowed_size(layers: int, allowed: str, tmp_path: Path) -> None:
+    """What is allowed is said of sizes, too."""
+    (problem,) = read_records([record_file(tmp_path / "a.jsonl", [record("x", model__layers=layers)])]).problems
+    assert problem.allowed == allowed
+
+
 @pytest.mark.parametrize("name", BAD_LINES)
 def test_bad_line(name: str, tmp_path: Path) -> None:
     """The line is named with file and number, and the records around it are read."""
