@@ -16,6 +16,7 @@ from planner.accuracy.calibration import KNOBS, MEMORY
 from planner.accuracy.classes import MAX_GRID_GPUS
 from planner.accuracy.records import DATA, PUBLIC, Records, public_records, read_records
 from planner.accuracy.report import SMALLEST_SWEEP, Scored, report, scored
+from planner.accuracy.transfer import SETS, transfer
 from planner.accuracy.validated import effects
 from planner.cost.constants import fitted_constants, meaning_of
 from planner.cost.uncertainty import measured_ranges
@@ -79,6 +80,7 @@ def page(document: AccuracyDocument, rows: Sequence[Scored], records: Records) -
         skipped=_counts("not priced", document.skipped),
         groupings=[_time_table(report(rows, records, name=PUBLIC, by=by)) for by in others],
         factors=_factors(),
+        transfer=_transfer(records.runs),
         sources=_sources(),
         fitted=len(fitted_constants()),
         constants=_constants(),
@@ -213,6 +215,15 @@ def _counts(title: str, counts: Mapping[str, int]) -> str:
 def _factors() -> str:
     rows = [[knob.name, knob.meaning, str(knob.runs), f"{knob.low:g} to {knob.high:g}"] for knob in (*KNOBS, MEMORY)]
     return _table(("factor", "on", "runs needed", "plausible"), rows, words=2)
+
+
+def _transfer(runs: Sequence[MeasuredRun]) -> str:
+    """One line a set of runs that plays an unknown framework."""
+    rows = []
+    for name in SETS:
+        found = transfer(name, runs)
+        rows.append([name, str(found.runs), percent(found.before), percent(found.after)])
+    return _table(("played by", "runs", "before", "after one run"), rows)
 
 
 def _sources() -> str:

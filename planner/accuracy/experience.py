@@ -22,7 +22,9 @@ LEAST_RUNS, LEAST_GROUPS = 8, 2
 LEAST_OUTCOMES = 30
 """Runs that ended out of memory from which on they say how far a class's memory may be above its estimate."""
 HIGH = 0.9
-"""Upper quantile of measured over predicted, with its mirror an 80 % range."""
+"""Upper quantile of measured over predicted, with its mirror an 80 % range of the runs themselves."""
+COVERED = 0.8
+"""Share of the runs of left-out groups that a range must hold."""
 FALSE_FIT = 0.015
 """Share of the runs out of memory that the upper end may let through."""
 
@@ -58,10 +60,12 @@ def ranges(errors: Errors, accelerator_widening: float) -> dict[str, Any]:
         mine = [case for case, chosen in zip(errors.cases, rows, strict=True) if chosen]
         if len(mine) < LEAST_RUNS or len({group_of(case) for case in mine}) < LEAST_GROUPS:
             continue
+        level = _level(errors.in_class[rows], mine)
         classes[name] = {
-            "range": _rounded(_ends(errors.in_class[rows], mine)),
+            "range": _rounded(_ends(errors.in_class[rows], mine, level)),
+            "from": "figures",
             "runs": len(mine),
-            "coverage": round(_coverage(errors.in_class[rows], mine), 3),
+            "coverage": round(_coverage(errors.in_class[rows], mine, level), 3),
             "accelerators": sorted({case.context.cluster.accelerator.id for case in mine}),
         }
     assumed = ~errors.stated
@@ -83,7 +87,16 @@ def _rows_of(errors: Errors, name: str) -> BoolArray:
     return stated if stated.sum() >= LEAST_RUNS else mine
 
 
-def _ends(errors: FloatArray, cases: Sequence[Case]) -> tuple[float, float]:
+def _level(errors: FloatArray, cases: Sequence[Case]) -> float:
+    """The least upper quantile, from 0.9 on, whose range holds 80 % of the runs of groups that did not make it; the one
+    that holds most where none does."""
+    levels = [HIGH, *np.arange(HIGH + 0.01, 1.0, 0.01)]
+    held = [_coverage(errors, cases, level) for level in levels]
+    enough = [level for level, share in zip(levels, held, strict=True) if share >= COVERED]
+    return float(enough[0] if enough else levels[int(np.argmax(held))])
+
+
+def _ends(errors: FloatArray, cases: Sequence[Case], level: float = HIGH) -> tuple[float, float]:
     """Factors on an estimate between which measured values lie; a group of n runs counts as sqrt(n), so that one large
     sweep does not decide."""
     names = [group_of(case) for case in cases]
@@ -92,11 +105,7 @@ def _ends(errors: FloatArray, cases: Sequence[Case]) -> tuple[float, float]:
     order = np.argsort(-errors)
     share = np.cumsum(weights[order]) / weights.sum()
     ratio = np.exp(-errors[order])
-    # Few groups say little of the next one: the quantiles move outward by 1/n (split conformal prediction).
-    outer = min(HIGH * (1.0 + 1.0 / len(sizes)), 1.0)
-    low, high = (
-        float(ratio[min(int(np.searchsorted(share, level)), len(ratio) - 1)]) for level in (1.0 - outer, outer)
-    )
+    low, high = (float(ratio[min(int(np.searchsorted(share, end)), len(ratio) - 1)]) for end in (1.0 - level, level))
     return min(low, 1.0), max(high, 1.0)
 
 
@@ -104,12 +113,12 @@ def _rounded(ends: tuple[float, float]) -> list[float]:
     return [round(end, 3) for end in ends]
 
 
-def _coverage(errors: FloatArray, cases: Sequence[Case]) -> float:
+def _coverage(errors: FloatArray, cases: Sequence[Case], level: float) -> float:
     """Share of runs inside the range that the other groups of their class give."""
     inside = np.zeros(len(errors), dtype=bool)
     for rows in folds([group_of(case) for case in cases]):
         others = [case for case, left_out in zip(cases, rows, strict=True) if not left_out]
-        low, high = _ends(errors[~rows], others)
+        low, high = _ends(errors[~rows], others, level)
         ratio = np.exp(-errors[rows])
         inside[rows] = (ratio >= low) & (ratio <= high)
     return float(inside.mean())
@@ -135,6 +144,7 @@ def boundary_ranges(
         upper = max(1.0, float(1.0 / np.quantile(filled, FALSE_FIT)))
         found[name] = {
             "range": _rounded((1.0 / upper, upper)),
+            "from": "outcomes",
             "runs": len(mine),
             "accelerators": sorted({case.context.cluster.accelerator.id for case, _ in mine}),
         }

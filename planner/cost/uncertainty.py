@@ -69,9 +69,10 @@ def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool)
             high,
         ), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of classes that were left out whole"
     low, high = entry["range"]
-    basis = f"80 % of {entry['runs']} measured runs of {name}"
-    if "coverage" not in entry:
+    if entry["from"] == "outcomes":
         basis = f"{entry['runs']} runs of {name} that ended out of memory"
+    else:
+        basis = f"80 % of {entry['runs']} measured runs of {name}"
     if assumed:
         wide_low, wide_high = table["outside"]["assumed"]
         low, high = min(low, wide_low), max(high, wide_high)
