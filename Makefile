@@ -27,11 +27,11 @@ coverage: $(BIN)/.installed
 
 # Rewrites docs/accuracy.md, its plots and the table that CI compares with.
 accuracy: $(BIN)/.installed
-	$(BIN)/python -m planner.accuracy.document
+	$(BIN)/python -m planner.accuracy.comparison.document
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # Fits the published constants to the public runs again; writes them, the ranges and the validation.
 fit: $(BIN)/.installed
-	$(BIN)/python -m planner.accuracy.refit
+	$(BIN)/python -m planner.accuracy.fits.refit

@@ -1,2 +1,2 @@
-"""Predicted against measured: reads published runs, predicts each from its configuration alone, and reports the
-error."""
+"""Predicted against measured: published runs become questions (runs), are priced (predict.py) and compared
+(comparison); constants and ranges come from the same errors (fits)."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pydantic import ValidationError
 
-from planner.accuracy.interpret import Case, interpret
-from planner.accuracy.profiled import with_memory_factor
-from planner.accuracy.skip import Skip
+from planner.accuracy.fits.profiled import with_memory_factor
+from planner.accuracy.runs.interpret import Case, interpret
+from planner.accuracy.runs.skip import Skip
 from planner.cost.constants import ConstantTable
 from planner.cost.context import CostContext
 from planner.cost.evaluate import fits, layer_counts, recomputed_counts, stage_model

@@ -10,10 +10,11 @@ from typing import get_args
 
 import yaml
 
-from planner.accuracy import calibration, plot
+from planner.accuracy.comparison import plot
+from planner.accuracy.comparison.report import Scored, report, scored
+from planner.accuracy.fits import calibration
 from planner.accuracy.predict import Prediction
-from planner.accuracy.records import PUBLIC, Records, names, public_records, read_records
-from planner.accuracy.report import Scored, report, scored
+from planner.accuracy.runs.records import PUBLIC, Records, names, public_records, read_records
 from planner.errors import InputError
 from planner.service.inputs import one_of
 from planner.service.outputs import check_target, write_file

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from planner.accuracy.calibration import describes
-from planner.accuracy.profiled import profiled
+from planner.accuracy.fits.calibration import describes
+from planner.accuracy.fits.profiled import profiled
 from planner.backends import get_backend
 from planner.cost.constants import Constants
 from planner.cost.context import CostContext

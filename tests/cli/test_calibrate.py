@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.accuracy.report import scored
+from planner.accuracy.comparison.report import scored
 from tests.accuracy_records import measured_run, record, record_file
 from tests.cli.conftest import SMALL_JOB, Cli
 

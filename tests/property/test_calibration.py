@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.accuracy.calibration import calibrate
-from planner.accuracy.interpret import Case
+from planner.accuracy.comparison.report import scored
+from planner.accuracy.fits.calibration import calibrate
 from planner.accuracy.predict import cases_of, predict
-from planner.accuracy.records import Records, read_records
-from planner.accuracy.report import scored
+from planner.accuracy.runs.interpret import Case
+from planner.accuracy.runs.records import Records, read_records
 from planner.cost.constants import published_constants
 from planner.specs.measurement import MeasuredRun
 from tests.accuracy_records import measured_run, record

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from planner.accuracy import baseline
-from planner.accuracy.records import public_records
-from planner.accuracy.report import report, scored
+from planner.accuracy.comparison import baseline
+from planner.accuracy.comparison.report import report, scored
+from planner.accuracy.runs.records import public_records
 
 
 @pytest.fixture(scope="module")

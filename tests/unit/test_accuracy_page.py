@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.accuracy.document import MARKS, summary
-from planner.accuracy.records import PUBLIC, public_records
-from planner.accuracy.report import report, scored
+from planner.accuracy.comparison.document import MARKS, summary
+from planner.accuracy.comparison.report import report, scored
+from planner.accuracy.runs.records import PUBLIC, public_records
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from planner.accuracy.classes import class_of_run, excluded_from_time
+from planner.accuracy.comparison.classes import class_of_run, excluded_from_time
+from planner.accuracy.comparison.report import Scored, errors_of, paired, report, scored
 from planner.accuracy.predict import Prediction
-from planner.accuracy.records import Records, public_records
-from planner.accuracy.report import Scored, errors_of, paired, report, scored
+from planner.accuracy.runs.records import Records, public_records
 from planner.specs.accuracy import AccuracyDocument, Errors, Grouping
 from planner.specs.measurement import Measured
 from planner.units import GIB

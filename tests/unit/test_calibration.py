@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from planner.accuracy.calibration import KNOBS, calibrate
-from planner.accuracy.records import Records, public_records
-from planner.accuracy.report import scored
-from planner.accuracy.transfer import SETS, transfer
+from planner.accuracy.comparison.report import scored
+from planner.accuracy.fits.calibration import KNOBS, calibrate
+from planner.accuracy.fits.transfer import SETS, transfer
+from planner.accuracy.runs.records import Records, public_records
 from planner.cost.constants import Constants
 from planner.errors import InputError
 from planner.specs.measurement import MeasuredRun
@@ -84,7 +84,7 @@ def test_implausible_factor_is_the_one_that_was_found() -> None:
 
 def test_factors_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Factors that are plausible alone and beyond a profile's bounds together are refused."""
-    monkeypatch.setattr("planner.accuracy.calibration._factors", lambda *_: {"step_overhead_s": 60.0})
+    monkeypatch.setattr("planner.accuracy.fits.calibration._factors", lambda *_: {"step_overhead_s": 60.0})
     with pytest.raises(InputError, match="step_overhead_s") as problem:
         calibrate(records(measured_run()))
     assert problem.value.allowed == "from 0.02 to 50"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from planner.accuracy.architecture import model_of
-from planner.accuracy.expert_software import balanced, expert_habits, generation, graphs_of, padded
-from planner.accuracy.interpret import interpret
-from planner.accuracy.stack import stack_of
+from planner.accuracy.runs.architecture import model_of
+from planner.accuracy.runs.expert_software import balanced, expert_habits, generation, graphs_of, padded
+from planner.accuracy.runs.interpret import interpret
+from planner.accuracy.runs.stack import stack_of
 from planner.specs.measurement import MeasuredConfiguration, MeasuredModel, MeasuredRun
 from tests.strategies import machines
 

@@ -57,7 +57,7 @@ def test_grouped_gemms_at_few_tokens(tokens: int, forward_share: float, weight_s
         outputs,
     )
     flops = 2.0 * rows[0] * inputs * outputs
-    assert flops / forward[0] / peak == pytest.approx(forward_share, rel=0.25)
+    assert flops / forward[0] / peak == pytest.approx(forward_share, rel=0.3)
     assert flops / (backward[0] - forward[0]) / peak == pytest.approx(weight_share, rel=0.4)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.accuracy.interpret import Case, interpret
 from planner.accuracy.predict import predict
-from planner.accuracy.settings import HostStates, host_states_of
+from planner.accuracy.runs.interpret import Case, interpret
+from planner.accuracy.runs.settings import HostStates, host_states_of
 from planner.backends.stacks import ACTIVATIONS_TO_HOST, STACKS, Torchtitan, stack_named
 from planner.catalog import load_model
 from planner.cost.attention import attention_s

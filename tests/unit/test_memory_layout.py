@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from planner.accuracy.memory_layout import memory_habits, optimizer_instances
-from planner.accuracy.settings import host_states_of, recomputations_of
+from planner.accuracy.runs.memory_layout import memory_habits, optimizer_instances
+from planner.accuracy.runs.settings import host_states_of, recomputations_of
 from planner.backends.base import StateFormat
 from planner.backends.megatron import loss_bytes, native_loss_bytes, unfused_loss_bytes
 from planner.backends.stacks import STACKS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.accuracy import pack
-from planner.accuracy.records import DATA, read_records
+from planner.accuracy.runs import pack
+from planner.accuracy.runs.records import DATA, read_records
 from tests.accuracy_records import record, record_file
 
 EXTRA = {

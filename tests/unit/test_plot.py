@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from planner.accuracy import plot
+from planner.accuracy.comparison import plot
+from planner.accuracy.comparison.report import Scored, paired
 from planner.accuracy.predict import Prediction
-from planner.accuracy.report import Scored, paired
 from planner.errors import MissingExtraError
 from planner.units import GIB
 from tests.accuracy_records import measured_run

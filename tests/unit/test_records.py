@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.accuracy.records import DATA, MAX_LINE_BYTES, public_records, read_records
+from planner.accuracy.runs.records import DATA, MAX_LINE_BYTES, public_records, read_records
 from planner.errors import InputError
 from tests.accuracy_records import record, record_file
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.accuracy.interpret import interpret
+from planner.accuracy.runs.interpret import interpret
 from planner.backends.base import Backend
 from planner.backends.stacks import STACKS
 from planner.catalog import load_system

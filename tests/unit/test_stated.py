@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from planner.accuracy.comparison.report import scored
 from planner.accuracy.predict import Prediction, cases_of, predict
-from planner.accuracy.report import scored
-from planner.accuracy.stated import degree, number, settings
+from planner.accuracy.runs.stated import degree, number, settings
 from tests.accuracy_records import measured_run
 
 ODD: dict[str, Any] = {

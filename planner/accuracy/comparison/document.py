@@ -1,6 +1,6 @@
-"""Writes docs/accuracy.md, its two plots and the committed table of errors: ``python -m planner.accuracy.document``.
+"""Writes docs/accuracy.md, its two plots, the README's table and the committed table of errors.
 
-Run in the repository (``make accuracy``); the same code and records give the same files."""
+``make accuracy`` runs it in the repository; the same code and records give the same files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import get_args
 
 from jinja2 import Environment, StrictUndefined
 
-from planner.accuracy import baseline, plot
-from planner.accuracy.calibration import KNOBS, MEMORY
-from planner.accuracy.classes import MAX_GRID_GPUS
-from planner.accuracy.records import DATA, PUBLIC, Records, public_records, read_records
-from planner.accuracy.report import SMALLEST_SWEEP, Scored, report, scored
-from planner.accuracy.transfer import SETS, transfer
-from planner.accuracy.validated import effects
+from planner.accuracy.comparison import baseline, plot
+from planner.accuracy.comparison.classes import MAX_GRID_GPUS
+from planner.accuracy.comparison.report import SMALLEST_SWEEP, Scored, report, scored
+from planner.accuracy.fits.calibration import KNOBS, MEMORY
+from planner.accuracy.fits.transfer import SETS, transfer
+from planner.accuracy.fits.validated import effects
+from planner.accuracy.runs.records import DATA, PUBLIC, Records, public_records, read_records
 from planner.cost.constants import fitted_constants, meaning_of
 from planner.cost.uncertainty import measured_ranges
 from planner.specs.accuracy import AccuracyDocument, Errors, Grouping, TimeRow

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.accuracy.fitting import Fit, log_errors, refit
-from planner.accuracy.interpret import Case
+from planner.accuracy.fits.fitting import Fit, log_errors, refit
+from planner.accuracy.runs.interpret import Case
 from planner.cost.constants import ConstantTable, Fitted, Key
 from planner.specs.batch import FloatArray
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.accuracy.records import DATA
+from planner.accuracy.runs.records import DATA
 from planner.specs.accuracy import AccuracyDocument, Errors
 
 FILE = DATA / "baseline.json"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.accuracy.classes import not_a_step
-from planner.accuracy.fitting import Minimum, minimise
-from planner.accuracy.interpret import Case
+from planner.accuracy.comparison.classes import not_a_step
+from planner.accuracy.comparison.report import framework_of
+from planner.accuracy.fits.fitting import Minimum, minimise
 from planner.accuracy.predict import cases_of, predict
-from planner.accuracy.records import Records
-from planner.accuracy.report import framework_of
+from planner.accuracy.runs.interpret import Case
+from planner.accuracy.runs.records import Records
 from planner.backends.stacks import DEFAULT_STACK
 from planner.cost.constants import ConstantTable, published_constants
 from planner.errors import InputError

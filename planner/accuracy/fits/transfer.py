@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.accuracy.calibration import calibrate
-from planner.accuracy.records import Records
-from planner.accuracy.report import errors_of, scored
+from planner.accuracy.comparison.report import errors_of, scored
+from planner.accuracy.fits.calibration import calibrate
+from planner.accuracy.runs.records import Records
 from planner.errors import InputError
 from planner.specs.measurement import MeasuredRun
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.accuracy.interpret import Case
 from planner.accuracy.predict import predict
+from planner.accuracy.runs.interpret import Case
 from planner.cost.constants import ConstantTable, Fitted, Key
 from planner.specs.batch import FloatArray
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from planner.accuracy.skip import Skip
+from planner.accuracy.runs.skip import Skip
 from planner.catalog import default_system, load_accelerator, load_system
 from planner.errors import InputError
 from planner.specs.cluster import Cluster, System

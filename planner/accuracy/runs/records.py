@@ -23,7 +23,7 @@ from planner.specs.problems import input_error, shown
 
 MAX_LINE_BYTES = 1_000_000
 """A record is about 2 kB; anything longer is not one."""
-DATA = Path(__file__).with_name("data")
+DATA = Path(__file__).parents[1] / "data"
 """The public records, one compressed file a collection."""
 PUBLIC = "public records"
 _FORMAT = "docs/accuracy.md describes a record"

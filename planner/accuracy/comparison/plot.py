@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
-from planner.accuracy.classes import class_of_run
-from planner.accuracy.report import Scored
+from planner.accuracy.comparison.classes import class_of_run
+from planner.accuracy.comparison.report import Scored
 from planner.errors import MissingExtraError
 from planner.units import GIB
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.accuracy.expert_software import expert_habits
-from planner.accuracy.memory_layout import memory_habits
-from planner.accuracy.stated import settings
+from planner.accuracy.runs.expert_software import expert_habits
+from planner.accuracy.runs.memory_layout import memory_habits
+from planner.accuracy.runs.stated import settings
 from planner.backends.base import Backend, NarrowRecipe
 from planner.backends.megatron import Megatron
 from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, reduced_in_16_bits, stack_named

@@ -1,7 +1,8 @@
 """Packs a folder of record files into the public records that come with the planner, one archive a collection.
 
-``python -m planner.accuracy.pack FOLDER``.  Facts of a run and its source are kept; prose, figures that other tools
-predicted, and measured figures that nothing is compared with are left out.  The archives are the same bytes every time.
+``python -m planner.accuracy.runs.pack FOLDER``.  Facts of a run and its source are kept; prose, figures that other
+tools predicted, and measured figures that nothing is compared with are left out.  The archives are the same bytes every
+time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.accuracy.records import DATA
+from planner.accuracy.runs.records import DATA
 from planner.specs.measurement import (
     Fact,
     Measured,
@@ -104,5 +105,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m planner.accuracy.pack FOLDER")
+        raise SystemExit("usage: python -m planner.accuracy.runs.pack FOLDER")
     main(Path(sys.argv[1]))

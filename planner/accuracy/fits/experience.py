@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.accuracy.interpret import Case
+from planner.accuracy.fits.validation import folds, group_of
 from planner.accuracy.predict import Prediction
-from planner.accuracy.validation import folds, group_of
+from planner.accuracy.runs.interpret import Case
 from planner.specs.batch import BoolArray, FloatArray
 
 LEAST_RUNS, LEAST_GROUPS = 8, 2

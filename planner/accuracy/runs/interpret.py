@@ -13,13 +13,13 @@ from itertools import product
 
 import numpy as np
 
-from planner.accuracy.architecture import model_of
-from planner.accuracy.machines import cluster_of
-from planner.accuracy.memory_layout import optimizer_instances
-from planner.accuracy.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
-from planner.accuracy.skip import Skip
-from planner.accuracy.stack import packed, stack_of
-from planner.accuracy.stated import degree
+from planner.accuracy.runs.architecture import model_of
+from planner.accuracy.runs.machines import cluster_of
+from planner.accuracy.runs.memory_layout import optimizer_instances
+from planner.accuracy.runs.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
+from planner.accuracy.runs.skip import Skip
+from planner.accuracy.runs.stack import packed, stack_of
+from planner.accuracy.runs.stated import degree
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch

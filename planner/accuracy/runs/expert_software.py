@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from planner.accuracy.stated import group, settings
+from planner.accuracy.runs.stated import group, settings
 from planner.specs.cluster import Cluster
 from planner.specs.measurement import MeasuredConfiguration
 

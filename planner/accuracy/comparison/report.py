@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.accuracy.classes import GRID_SOURCES, class_of_run, excluded_from_time
-from planner.accuracy.interpret import Case
+from planner.accuracy.comparison.classes import GRID_SOURCES, class_of_run, excluded_from_time
+from planner.accuracy.fits.validated import validation_of
 from planner.accuracy.predict import Prediction, cases_of, predict
-from planner.accuracy.records import PUBLIC, Records
-from planner.accuracy.validated import validation_of
+from planner.accuracy.runs.interpret import Case
+from planner.accuracy.runs.records import PUBLIC, Records
 from planner.catalog import load_accelerator
 from planner.cost.constants import published_constants
 from planner.errors import InputError

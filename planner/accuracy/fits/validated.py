@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from planner.accuracy.records import DATA
+from planner.accuracy.runs.records import DATA
 from planner.specs.accuracy import EffectRow, Validation
 
 FILE = DATA / "validation.json"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.accuracy.skip import Skip
-from planner.accuracy.stated import number
+from planner.accuracy.runs.skip import Skip
+from planner.accuracy.runs.stated import number
 from planner.backends import megatron
 from planner.backends.base import Backend, RecomputeKind, Tensor
 from planner.backends.stacks import ACTIVATIONS_TO_HOST

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.accuracy.stated import degree, number, settings
+from planner.accuracy.runs.stated import degree, number, settings
 from planner.backends.base import Backend, StateFormat
 from planner.backends.megatron import (
     GRADIENT_BYTES,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.accuracy.interpret import Case
 from planner.accuracy.predict import predict
+from planner.accuracy.runs.interpret import Case
 from planner.cost.constants import ConstantTable
 from planner.cost.stage_model import StageModel
 from planner.specs.accuracy import EffectRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from planner.accuracy.skip import Skip
+from planner.accuracy.runs.skip import Skip
 from planner.catalog import load_model
 from planner.errors import InputError
 from planner.specs.measurement import MeasuredModel

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from planner.accuracy import validated
-from planner.accuracy.ablation import ablate
-from planner.accuracy.classes import class_of_run, excluded_from_time
-from planner.accuracy.experience import Errors, boundary_ranges, ranges, widening
-from planner.accuracy.fitting import fit
-from planner.accuracy.interpret import Case
+from planner.accuracy.comparison.classes import class_of_run, excluded_from_time
+from planner.accuracy.comparison.report import ALL, errors_of
+from planner.accuracy.fits import validated
+from planner.accuracy.fits.ablation import ablate
+from planner.accuracy.fits.experience import Errors, boundary_ranges, ranges, widening
+from planner.accuracy.fits.fitting import fit
+from planner.accuracy.fits.validation import CrossValidation, cross_validate, group_of
 from planner.accuracy.predict import cases_of, predict
-from planner.accuracy.records import public_runs
-from planner.accuracy.report import ALL, errors_of
-from planner.accuracy.validation import CrossValidation, cross_validate, group_of
+from planner.accuracy.runs.interpret import Case
+from planner.accuracy.runs.records import public_runs
 from planner.cost import constants as cost_constants
 from planner.cost.constants import Key, fitted_constants, published_constants
 from planner.cost.uncertainty import class_name, memory_class_name

@@ -1,0 +1,1 @@
+"""Predictions beside measurements: classes, tables, plots, the published page and the table that CI holds."""

@@ -1,0 +1,2 @@
+"""Constants from measured runs: the published fit with its validation and ranges, and profiles of somebody's own
+machines."""
