@@ -144,7 +144,8 @@ def estimate_rows(plan: Plan) -> list[tuple[str, str, str]]:
         ("memory limit of a GPU", gib(e.memory_limit_bytes), "the upper end of the range must stay below"),
         ("host memory of a node", gib(e.host_memory_bytes_per_node), ""),
     ]
-    rows.append(("ranges", "80 %", e.range_basis))
+    if e.range_basis:
+        rows.append(("ranges", "80 %", e.range_basis))
     if e.cost_per_million_tokens is not None:
         rows.append(("cost", f"{e.cost_per_million_tokens:.3f} USD", "per million tokens"))
     return rows
