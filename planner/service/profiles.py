@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from planner.accuracy.fits.calibration import describes
 from planner.accuracy.fits.profiled import profiled
 from planner.backends import get_backend
 from planner.cost.constants import Constants
@@ -82,6 +81,9 @@ def profile_for(path: Path, cluster: Cluster) -> Profile:
 def profile_assumption(profile: Profile) -> Assumption:
     """What the profile changes, in the words of the answer."""
     why = f"machine profile of {profile.created} from {counted(len(profile.runs), 'run')} of {profile.framework}"
+    # Loaded here, for few plans have a profile and reading runs is a large part of the program.
+    from planner.accuracy.fits.calibration import describes
+
     if describes(profile):
         changes = [(factor.name, factor.factor) for factor in profile.fitted]
     else:
