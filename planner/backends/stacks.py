@@ -451,6 +451,7 @@ class ZeroOffload(DeepSpeed):
     """DeepSpeed (and Gemini) ZeRO-3 with states in host memory."""
 
     name = "zero3"
+    family = "zero3"
     title = "ZeRO-3"
 
 

@@ -67,7 +67,7 @@ def _range(table: dict[str, Any], name: str, accelerator: str, *, assumed: bool)
         return (
             low,
             high,
-        ), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of classes that were left out whole"
+        ), f"{OUTSIDE_EXPERIENCE} (no measured run of {name}); error of frameworks that were left out whole"
     low, high = entry["range"]
     if entry["from"] == "outcomes":
         basis = f"{entry['runs']} runs of {name} that ended out of memory"

@@ -38,7 +38,7 @@ class Errors:
     in_class: FloatArray
     """Without the case's own group."""
     left_out: FloatArray
-    """Without the case's whole source."""
+    """Without all runs of the case's framework."""
 
     @property
     def stated(self) -> BoolArray:

@@ -102,7 +102,7 @@ def main() -> None:
     validation = cross_validate(cases, table, free, weights, found, progress=lambda name: _say(f"without {name}"))
     names = [_time_class(case) for case in cases]
     wider = widening(validation.without_group, validation.without_accelerator, cases)
-    time = ranges(Errors(cases, names, validation.without_group, validation.without_source), wider)
+    time = ranges(Errors(cases, names, validation.without_group, validation.without_framework), wider)
     document = {"as_of": AS_OF, "step_time": time, "memory": memory_ranges(wider)}
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
     UNCERTAINTY.write_text(text, encoding="utf-8")

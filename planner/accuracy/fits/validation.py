@@ -24,6 +24,7 @@ class CrossValidation:
     without_group: FloatArray
     without_source: FloatArray
     without_accelerator: FloatArray
+    without_framework: FloatArray
 
 
 def group_of(case: Case) -> tuple[str, ...]:
@@ -62,6 +63,7 @@ def cross_validate(
         without_group,
         priced_again([(case.run.source_name,) for case in cases]),
         priced_again([(case.context.cluster.accelerator.id,) for case in cases]),
+        priced_again([(case.context.backend.family,) for case in cases]),
     )
 
 
