@@ -157,8 +157,8 @@ class AlephAlpha(Megatron):
         loss_vocab_parallel=False,
         # LLaMA's norm as it was published: cast, square, mean, scale, cast back and weight, an operator each.
         norm_bytes=36.0,
-        # A 16-bit gradient is written (2), read (2) and added to the fp32 one (8).
-        gradient_add_bytes=12.0,
+        # Gradients are kept in 16 bits: the new one is written (2) and read (2), the old one read and written (4).
+        gradient_add_bytes=8.0,
         # Not documented: step times from 32 to 256 GPUs ask for the bandwidth of messages this small.
         bucket_params=1e6,
         loss_bytes_per_logit=eager_loss_bytes,
