@@ -1,10 +1,10 @@
 """Megatron-LM: tensor, sequence, context, pipeline and expert parallelism with the distributed optimizer.
 
 Plans run with pretrain_gpt.py and Transformer Engine.  Choices that the written arguments fix, and that memory and
-time depend on: gradients accumulate in fp32, the loss uses Transformer Engine's fused cross entropy
-(--cross-entropy-loss-fusion --cross-entropy-fusion-impl te) unless the job asks for the eager one, ring context
-parallelism (p2p), grouped GEMM with the all-to-all dispatcher, and fp8 with current scaling on Hopper and mxfp8 on
-Blackwell: delayed scaling would forbid recomputing norms and expert activations.
+time depend on: gradients accumulate in fp32, the loss uses the native fused cross entropy
+(--cross-entropy-loss-fusion; core 0.19 refuses Transformer Engine's) unless the job asks for the eager one, ring
+context parallelism (p2p), grouped GEMM with the all-to-all dispatcher, and fp8 with current scaling on Hopper and
+mxfp8 on Blackwell: delayed scaling would forbid recomputing norms and expert activations.
 """
 
 from __future__ import annotations
@@ -59,7 +59,12 @@ SimuMax)."""
 
 def loss_bytes(job: Job) -> float:
     """Bytes per logit as plans run it."""
-    return UNFUSED_LOSS_BYTES if job.loss == "eager" else TE_LOSS_BYTES
+    return UNFUSED_LOSS_BYTES if job.loss == "eager" else NATIVE_LOSS_BYTES
+
+
+def te_loss_bytes(_job: Job) -> float:
+    """Bytes per logit with --cross-entropy-fusion-impl te."""
+    return TE_LOSS_BYTES
 
 
 def unfused_loss_bytes(_job: Job) -> float:

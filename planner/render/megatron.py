@@ -227,7 +227,7 @@ def kernel_flags(job: Job, model: ModelSpec) -> list[Flag]:
         flag("--no-create-attention-mask-in-dataloader", remark="a mask is seq x seq bytes for every sample"),
     ]
     if job.loss != "eager":
-        flags += [flag("--cross-entropy-loss-fusion"), flag("--cross-entropy-fusion-impl", "te")]
+        flags += [flag("--cross-entropy-loss-fusion"), flag("--cross-entropy-fusion-impl", "native")]
     if model.moe is not None:
         flags.append(flag("--moe-permute-fusion"))
     return flags

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from planner.backends.megatron import te_loss_bytes
 from planner.backends.stacks import STACKS
 from planner.catalog import default_system, load_accelerator, load_model
 from planner.cost.context import CostContext
@@ -56,6 +57,9 @@ def _run(case: dict[str, Any]) -> MeasuredRun:
     backend = STACKS[case["backend"]]
     if not case["tp_comm_overlap"]:
         backend = backend.with_habits(tensor_parallel_overlap=False)
+    if "allocated_gib" in case:
+        # The weighed runs fused the loss with Transformer Engine, which plans cannot ask for any more.
+        backend = backend.with_habits(loss_bytes_per_logit=te_loss_bytes)
     if case.get("compiled"):
         # torch.compile fuses the elementwise kernels of a block and no longer saves their intermediates.
         backend = backend.with_habits(fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)

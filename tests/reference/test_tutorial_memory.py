@@ -142,11 +142,11 @@ def test_item_10_activations(model: str, tutorial_gb: float, precise_gb: float) 
 
 
 def test_item_10_logits_and_scores() -> None:
-    """Logits add 0.3 GB or more; materialised scores add 21 GB to the 7B model, without dropout (as in written
-    commands) two fifths of it."""
+    """Logits add 0.4 GB or more (fusing saves passes, not bytes); materialised scores add 21 GB to the 7B model,
+    without dropout (as in written commands) two fifths of it."""
     fused = step_of(question(SEVEN_B, machines("h100", 1), global_batch=1))
     eager = step_of(question(SEVEN_B, machines("h100", 1), global_batch=1, loss="eager"))
-    assert 0.25 < fused.loss_transient[0] / GB < eager.loss_transient[0] / GB < 0.8
+    assert 0.4 < eager.loss_transient[0] / GB < fused.loss_transient[0] / GB < 0.8
     added = activations_gb(SEVEN_B, flash_attention=False) - activations_gb(SEVEN_B)
     assert added == pytest.approx(21.3 * 2 / 5, rel=0.02)
 
@@ -210,7 +210,7 @@ def test_item_15_what_the_tutorial_leaves_out() -> None:
         found[backend] = memory
     assert "dummy weight gradients" in names(found["megatron"])
     logits = {name: under(memory, "logits and loss") / GB for name, memory in found.items()}
-    assert 8 < logits["megatron"] < 10 < 22 < logits["deepspeed"] < 31
+    assert 20 < logits["megatron"] < 22 < logits["fsdp"] < logits["deepspeed"] < 31
     phase = found["megatron"].children[0].children[0]
     overhead = under(phase, "context and communication buffers")
     assert 1.0 * GIB < overhead < 4.0 * GIB

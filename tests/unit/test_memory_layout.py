@@ -9,7 +9,7 @@ import pytest
 from planner.accuracy.runs.memory_layout import memory_habits, optimizer_instances
 from planner.accuracy.runs.settings import host_states_of, recomputations_of
 from planner.backends.base import StateFormat
-from planner.backends.megatron import loss_bytes, native_loss_bytes, unfused_loss_bytes
+from planner.backends.megatron import native_loss_bytes, te_loss_bytes, unfused_loss_bytes
 from planner.backends.stacks import STACKS
 from planner.catalog import load_model
 from planner.specs.measurement import MeasuredConfiguration
@@ -24,15 +24,15 @@ def habits(framework: str, stack: str = "megatron", **extra: Any) -> dict[str, A
     ("framework", "extra", "loss"),
     [
         ("megatron-lm", {}, unfused_loss_bytes),
-        ("megatron-lm", {"cross_entropy_fusion": True}, loss_bytes),
+        ("megatron-lm", {"cross_entropy_fusion": True}, te_loss_bytes),
         ("megatron-lm", {"args": {"cross-entropy-loss-fusion": True}}, native_loss_bytes),
         (
             "megatron-lm",
             {"args": {"cross-entropy-loss-fusion": True, "cross-entropy-fusion-impl": "te"}},
-            loss_bytes,
+            te_loss_bytes,
         ),
         ("nemo", {}, native_loss_bytes),
-        ("megatron-bridge", {}, loss_bytes),
+        ("megatron-bridge", {}, te_loss_bytes),
     ],
 )
 def test_loss(framework: str, extra: dict[str, Any], loss: object) -> None:

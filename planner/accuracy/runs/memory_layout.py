@@ -16,8 +16,8 @@ from planner.backends.megatron import (
     MASTER_BYTES,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
-    loss_bytes,
     native_loss_bytes,
+    te_loss_bytes,
     unfused_loss_bytes,
 )
 from planner.specs.job import Job, Precision
@@ -74,9 +74,9 @@ def _loss(run: MeasuredConfiguration) -> Callable[[Job], float]:
     """NeMo fuses the loss natively, Megatron-Bridge through Transformer Engine, Megatron-LM only when told to."""
     arguments, framework = settings(run, "args"), (run.framework or "").lower()
     if arguments.get("cross-entropy-loss-fusion"):
-        return loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
+        return te_loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
     if framework.startswith("megatron-bridge") or run.extra.get("cross_entropy_fusion"):
-        return loss_bytes
+        return te_loss_bytes
     return native_loss_bytes if framework.startswith("nemo") else unfused_loss_bytes
 
 

@@ -44,7 +44,7 @@ TRAIN_ARGS=(
   --attention-backend auto
   --no-create-attention-mask-in-dataloader  # a mask is seq x seq bytes for every sample
   --cross-entropy-loss-fusion
-  --cross-entropy-fusion-impl te
+  --cross-entropy-fusion-impl native
   # PLACEHOLDERS: choose these for your run; they change neither speed nor memory.
   --train-iters "${TRAIN_ITERS:-20}"
   --lr "${LEARNING_RATE:-1.5e-4}"
