@@ -46,8 +46,8 @@ _OFFLOADED: dict[str, tuple[Tensor, ...]] = {
     "core_attn": ("qkv",),
     "attn_proj": ("attention_output",),
     "expert_fc1": ("router",),
-    "moe_act": ("mlp_up",),
-    "fused_group_mlp": ("router", "mlp_up", "mlp_act"),
+    "moe_act": ("expert_up",),
+    "fused_group_mlp": ("router", "expert_up", "expert_act"),
 }
 """Saved tensors that offloading the inputs of one of Megatron's modules moves (fine_grained_activation_offload)."""
 

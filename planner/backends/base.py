@@ -27,8 +27,11 @@ Tensor = Literal[
     "attention_scores",  # materialised only without flash attention
     "attention_output",
     "latent",  # compressed query and key/value of latent attention
-    "mlp_up",  # output of the gate and up (or the first) matrix
-    "mlp_act",  # activation function output, input of the down matrix
+    "mlp_up",  # of a dense block: output of the gate and up (or the first) matrix
+    "mlp_act",  # of a dense block: activation function output, input of the down matrix
+    "expert_up",  # the same of routed experts
+    "expert_act",
+    "shared_experts",  # both of shared experts
     "dropout_masks",
     "router",
     "mixer_state",  # everything a Mamba or delta-net mixer saves
@@ -38,8 +41,20 @@ Tensor = Literal[
 AttentionKernel = Literal["vendor", "flash2", "flash1"]
 ScoreKernel = Literal["fused", "operators"]
 
-Work = Literal["attention_core", "norms", "activation", "mlp", "qkv_up", "half_matmuls", "layer", "moe"]
-"""Forward work that recomputation repeats in the backward pass."""
+Work = Literal[
+    "attention_core",
+    "norms",
+    "activation",
+    "expert_activation",
+    "mlp",
+    "shared_experts",
+    "qkv_up",
+    "half_matmuls",
+    "layer",
+    "moe",
+]
+"""Forward work that recomputation repeats in the backward pass: "mlp" in dense blocks only, "expert_activation",
+"shared_experts" and "moe" (the whole block) in mixtures only."""
 
 
 NarrowRecipe = Literal["delayed", "tensor", "block"]
@@ -115,6 +130,8 @@ class StateBytes:
     """Bytes that a full optimizer offload puts into host memory, buffers included."""
     step_temporary: FloatArray
     """Extra bytes alive only during the optimizer step."""
+    narrow_copies: FloatArray | float = 0.0
+    """Of the weights' bytes, cached copies in 8 or 4 bits, which embedding and head do not have."""
 
 
 @dataclass(frozen=True)

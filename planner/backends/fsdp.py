@@ -40,7 +40,18 @@ LOSS_PARALLEL_BYTES = 6.0
 4, one bf16 copy less (torch/distributed/tensor/parallel/loss.py)."""
 
 SELECTIVE_DROPS: frozenset[Tensor] = frozenset(
-    {"norm_input", "norm_output", "qkv", "latent", "mlp_up", "mlp_act", "router"}
+    {
+        "norm_input",
+        "norm_output",
+        "qkv",
+        "latent",
+        "mlp_up",
+        "mlp_act",
+        "expert_up",
+        "expert_act",
+        "shared_experts",
+        "router",
+    }
 )
 
 NONE = RecomputeKind("none", "none")

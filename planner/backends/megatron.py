@@ -33,7 +33,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import Schedule
 
 # Bytes per parameter, docs/user-guide/features/dist_optimizer.md and megatron/training/theoretical_memory_usage.py.
-WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 3.2}
+WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 3.125}
 """fp8 on Hopper: the bf16 weight plus cached row-wise and transposed fp8 copies (mxfp8 on Blackwell holds two copies
 as well); nvfp4 holds two copies of half a byte with a scale every 16 elements."""
 GRADIENT_BYTES = {"bf16": 4.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 4.0}
@@ -81,14 +81,21 @@ CORE_ATTENTION = RecomputeKind(
 # The input of the MLP checkpoint stays: only what the MLP itself saves goes.
 MLP = RecomputeKind("mlp", "selective", ("mlp",), frozenset({"mlp_up", "mlp_act"}), repeats=frozenset({"mlp"}))
 MOE_ACTIVATION = RecomputeKind(
-    "moe_act", "selective", ("moe_act",), frozenset({"mlp_act"}), repeats=frozenset({"activation"})
+    "moe_act", "selective", ("moe_act",), frozenset({"expert_act"}), repeats=frozenset({"expert_activation"})
+)
+SHARED_EXPERTS = RecomputeKind(
+    "shared_experts",
+    "selective",
+    ("shared_experts",),
+    frozenset({"shared_experts"}),
+    repeats=frozenset({"shared_experts"}),
 )
 MLA_UP = RecomputeKind("mla_up_proj", "selective", ("mla_up_proj",), frozenset({"qkv"}), repeats=frozenset({"qkv_up"}))
 MOE = RecomputeKind(
     "moe",
     "selective",
     ("moe",),
-    frozenset({"mlp_up", "mlp_act", "router"}),
+    frozenset({"expert_up", "expert_act", "shared_experts", "router"}),
     repeats=frozenset({"moe"}),
     regathers=True,
 )
@@ -148,14 +155,13 @@ def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
 def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     """The kind that recomputes any combination of Megatron's selective modules, by their configuration names.
 
-    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only, of which a mixture of experts has next
-    to none; names without a counterpart in the cost model save and repeat nothing.
+    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only; names without a counterpart in the cost
+    model save and repeat nothing.
     """
     norms = _norm_kind(0.0 if model.mla is not None else 0.5)
-    known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, GATED_DELTA_NET, norms)}
+    modular = (CORE_ATTENTION, MLP, MOE_ACTIVATION, SHARED_EXPERTS, MLA_UP, MOE, GATED_DELTA_NET, norms)
+    known = {kind.id: kind for kind in modular}
     inside = {"moe_act", "shared_experts"} if "moe" in modules else set()
-    if model.moe is not None:
-        inside |= {"mlp"}
     chosen = [known[name] for name in modules if name in known and name not in inside]
     return _joined(*chosen) if chosen else NONE
 
@@ -280,12 +286,13 @@ class Megatron(Backend):
             offloadable=optimizer,
             host=OFFLOAD_HOST_BYTES / spread,
             step_temporary=(FP32_GRADIENT_COPY_BYTES if stored.gradients < 4.0 else 0.0) / spread,
+            narrow_copies=max(stored.weights - WEIGHT_BYTES["bf16"], 0.0) if job.narrow else 0.0,
         )
 
     def frozen_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> FloatArray:
         """Frozen weights are cached in the narrow format like trained ones."""
         spread = np.where(batch.zero_stage == 3, np.maximum(shard, 1), 1)
-        return np.asarray(WEIGHT_BYTES[job.precision] / spread)
+        return np.asarray(self.state_format(job).weights / spread)
 
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Fused gradient accumulation leaves one dummy gradient of each distinct weight shape alive."""

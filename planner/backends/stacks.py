@@ -78,7 +78,7 @@ DOTS_SAVED = RecomputeKind(
     "minimal",
     "selective",
     ("minimal",),
-    frozenset({"norm_output", "mlp_act", "attention_scores"}),
+    frozenset({"norm_output", "mlp_act", "expert_act", "attention_scores"}),
     repeats=frozenset({"norms", "activation", "attention_core"}),
 )
 """JAX policies that keep every matrix product of a layer (MaxText "minimal", Paxml SAVE_DOT_WITH_NO_BATCH_DIM)."""
@@ -86,8 +86,20 @@ QKV_SAVED = RecomputeKind(
     "save_qkv_proj",
     "selective",
     ("save_qkv_proj",),
-    frozenset({"norm_output", "attention_output", "attention_scores", "mlp_up", "mlp_act"}),
-    repeats=frozenset({"norms", "attention_core", "mlp"}),
+    frozenset(
+        {
+            "norm_output",
+            "attention_output",
+            "attention_scores",
+            "mlp_up",
+            "mlp_act",
+            "expert_up",
+            "expert_act",
+            "shared_experts",
+            "router",
+        }
+    ),
+    repeats=frozenset({"norms", "attention_core", "mlp", "moe"}),
     regathers=True,
 )
 """MaxText: of each layer only its input and queries, keys and values are kept."""

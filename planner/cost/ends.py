@@ -78,7 +78,13 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, block: Sequence[Lay
         terms.append(Term("logits traffic", passes * logits, work.zeros(), "(t-1)/t S / B(S)", communication=True))
     if model.mtp_layers:
         join = linear_s(
-            context.constants, rate, context.stream_bytes_per_s, work.tokens, 2.0 * model.hidden, model.hidden / work.tp
+            context.constants,
+            rate,
+            context.stream_bytes_per_s,
+            work.tokens,
+            2.0 * model.hidden,
+            model.hidden / work.tp,
+            frozen=context.job.frozen,
         )
         terms.append(
             Term(

@@ -17,7 +17,7 @@ from planner.cost.attention import attention_s
 from planner.cost.context import Work
 from planner.cost.gemm import adapter_s, grouped_linear_s, linear_s
 from planner.cost.groups import Groups
-from planner.cost.params import LayerKind, Matrix, layer_matrices
+from planner.cost.params import LayerKind, Matrix, head_widths, layer_matrices
 from planner.cost.weights import layer_weights
 from planner.specs.batch import FloatArray
 
@@ -254,10 +254,11 @@ def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     if kind[0] not in ("attention", "window", "mla") or not np.any(work.cp > 1):
         return Term("context-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
     core = attention_s(work, kind)
-    kv_width = model.kv_heads * model.head_dim if model.mla is None else model.heads * model.head_dim
-    kv = 2.0 * context.activation_bytes * np.maximum(kv_width / work.tp, model.head_dim)
+    # A key and a value of one head, as wide together as a query and an output; latent attention has all heads' keys.
+    pair = float(context.activation_bytes * sum(head_widths(model)))
+    kv = pair * np.maximum((model.kv_heads if model.mla is None else model.heads) / work.tp, 1.0)
     if habits.context_parallel_comm == "all-to-all":
-        q = 2.0 * context.activation_bytes * model.heads * model.head_dim / work.tp
+        q = pair * model.heads / work.tp
         exchange = groups.context.all_to_all_s(work.tokens * (q + kv))
         return Term(
             "context-parallel traffic", exchange, exchange, "(c-1)/c of q, k, v and output / B", communication=True
@@ -361,11 +362,15 @@ def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: Recompute
         return _sum(t.forward for t in layer.terms if choice.regathers or not t.communication)
     names = {term.name: term.forward for term in layer.terms}
     zero = work.zeros()
+    # The plain matrices of a mixture's MLP block are its shared experts.
+    blocks = names.get("mlp matrices", zero) + names.get("activation function", zero)
     parts = {
         "attention_core": names.get("core attention", zero),
         "norms": names["norms"] / 2.0,  # the residual add is not repeated
         "activation": names.get("activation function", zero),
-        "mlp": names.get("mlp matrices", zero) + names.get("activation function", zero),
+        "mlp": blocks if kind[1] == "dense" else zero,
+        "expert_activation": names.get("activation function", zero) if kind[1] == "moe" else zero,
+        "shared_experts": names.get("mlp matrices", zero) if kind[1] == "moe" else zero,
         "qkv_up": names["attention projections"] * _up_share(work, kind) if kind[0] == "mla" else zero,
         "half_matmuls": 0.5
         * (
@@ -377,12 +382,15 @@ def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: Recompute
         "moe": names.get("expert matrices", zero)
         + names.get("expert permutation", zero)
         + names.get("expert-parallel traffic", zero)
-        + names.get("activation function", zero),
+        + names.get("router", zero)
+        + blocks
+        if kind[1] == "moe"
+        else zero,
     }
     total = zero
     for name in sorted(choice.repeats):
         total = total + parts[name]
-    if choice.regathers and "mlp" in choice.repeats:
+    if choice.regathers and "mlp" in choice.repeats and kind[1] == "dense":
         total = total + names.get("tensor-parallel traffic", zero) / 2.0
     return total
 

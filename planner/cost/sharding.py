@@ -29,6 +29,8 @@ class Weights:
     expert: FloatArray
     adapters: Weights | None = None
     """What is trained in place of them, where they are frozen (lora jobs)."""
+    tables: FloatArray | float = 0.0
+    """Of the dense ones, embedding and head, which are multiplied in 16 bits whatever the job's format."""
 
     @property
     def trained(self) -> Weights:

@@ -123,7 +123,8 @@ class Step:
                     added = np.where(self.work.batch.recompute_kind == code, waited, added)
                 elif choice.mode != "none":
                     repeated = recompute_s(self.work, kind, self.layers[k], choice)
-                    issued_again = _FORWARD_LAUNCHES if choice.repeats & {"layer", "moe"} else 0.0
+                    whole = "layer" in choice.repeats or ("moe" in choice.repeats and kind[1] == "moe")
+                    issued_again = _FORWARD_LAUNCHES if whole else 0.0
                     longer = self.exposed_layer(k, repeated, issued_again) - self.layer_time_s[:, k]
                     added = np.where(self.work.batch.recompute_kind == code, longer, added)
             columns.append(added)
@@ -159,8 +160,10 @@ class Step:
         expert: FloatArray = getattr(self.expert_state, part)
         trained = weights.trained
         held = dense * trained.dense + expert * trained.expert
-        if weights.adapters is not None and part == "weights":
-            held = held + self.frozen_bytes * weights.dense + self.frozen_expert_bytes * weights.expert
+        if part == "weights":
+            if weights.adapters is not None:
+                held = held + self.frozen_bytes * weights.dense + self.frozen_expert_bytes * weights.expert
+            held = held - self.dense_state.narrow_copies * weights.tables
         return held
 
     @cached_property
