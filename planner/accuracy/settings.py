@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from planner.accuracy.skip import Skip
 from planner.backends import megatron
-from planner.backends.base import Backend, RecomputeKind, Tensor
+from planner.backends.base import NONE, Backend, RecomputeKind, Tensor
 from planner.backends.stacks import ACTIVATIONS_TO_HOST
 from planner.specs.batch import EVERY_LAYER
 from planner.specs.cluster import Cluster
@@ -89,7 +89,7 @@ def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backe
 
 def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
-    none = Recomputation(megatron.NONE)
+    none = Recomputation(NONE)
     selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
     words = (run.recompute or "").strip().lower()
     offloaded = re.search(r"activations of (\d+) layers", run.offload or "")
@@ -122,7 +122,7 @@ def _unstated(
     """Choices worth considering where a record says nothing of recomputation."""
     if not isinstance(stack, megatron.Megatron):
         return tuple(Recomputation(kind) for kind in offered.values())
-    none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
+    none, full = Recomputation(NONE), Recomputation(megatron.FULL)
     if stack.name == "megatron-fsdp":
         parts = [] if run.offload else [Recomputation(ACTIVATIONS_TO_HOST, layers) for layers in _quarters(model, run)]
         return (none, full, *parts)

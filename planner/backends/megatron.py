@@ -9,11 +9,13 @@ Blackwell: delayed scaling would forbid recomputing norms and expert activations
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from planner.backends.base import (
+    EVERYTHING,
+    NONE,
     Backend,
     BufferContext,
     Habits,
@@ -22,7 +24,6 @@ from planner.backends.base import (
     RecomputeKind,
     StateBytes,
     StateFormat,
-    Tensor,
 )
 from planner.backends.megatron_rules import RULES
 from planner.backends.rule_kit import divisors
@@ -72,9 +73,6 @@ def native_loss_bytes(_job: Job) -> float:
     return NATIVE_LOSS_BYTES
 
 
-EVERYTHING: frozenset[Tensor] = frozenset(get_args(Tensor))
-
-NONE = RecomputeKind("none", "none")
 CORE_ATTENTION = RecomputeKind(
     "core_attn", "selective", ("core_attn",), frozenset({"attention_scores"}), repeats=frozenset({"attention_core"})
 )
@@ -298,5 +296,4 @@ class Megatron(Backend):
         """Fused gradient accumulation leaves one dummy gradient of each distinct weight shape alive."""
         if not self.habits.fused_gradient_accumulation:
             return {}
-        width = 4.0 if context.job.precision == "fp32" else 2.0
-        return {"dummy weight gradients": width * context.distinct_weight_params}
+        return {"dummy weight gradients": context.job.compute_bytes * context.distinct_weight_params}

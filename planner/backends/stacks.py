@@ -10,13 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.backends.base import Backend, BufferContext, RecomputeKind, StateBytes
+from planner.backends.base import EVERYTHING, NONE, Backend, BufferContext, RecomputeKind, StateBytes
 from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
-from planner.backends.fsdp import FULL, MASTER_BYTES, Fsdp, compute_bytes
+from planner.backends.fsdp import FULL, MASTER_BYTES, Fsdp
 from planner.backends.megatron import (
-    EVERYTHING,
     GRADIENT_BYTES,
-    NONE,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     Megatron,
@@ -314,7 +312,7 @@ class Torchtitan(Fsdp):
         kept = (batch.pp > 1) & (batch.zero_stage == 3)
         return replace(
             held,
-            weights=held.weights + np.where(kept, compute_bytes(job), 0.0),
+            weights=held.weights + np.where(kept, job.compute_bytes, 0.0),
             gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
             step_temporary=np.where(single, held.gradients, 0.0),
         )
@@ -459,13 +457,6 @@ class Transformers(Fsdp):
         return StateBytes(2.0 / spread, 2.0 / spread, 4.0 / spread, states, states, 0.0 * ones)
 
 
-class ZeroOffload(DeepSpeed):
-    """DeepSpeed (and Gemini) ZeRO-3 with states in host memory."""
-
-    name = "zero3"
-    title = "ZeRO-3"
-
-
 STACKS: dict[str, Backend] = {
     stack.name: stack
     for stack in (
@@ -489,7 +480,6 @@ STACKS: dict[str, Backend] = {
         Primus(),
         Traced(),
         Transformers(),
-        ZeroOffload(),
         Fsdp(),
         DeepSpeed(),
     )
@@ -520,7 +510,7 @@ _FRAMEWORKS = (
     ("xtuner", "xtuner"),
     ("transformers", "transformers"),
     ("deepspeed", "deepspeed"),
-    ("colossalai", "zero3"),
+    ("colossalai", "deepspeed"),
 )
 """How a framework's name starts, and the stack that prices it; the first match counts."""
 

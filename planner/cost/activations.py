@@ -22,7 +22,7 @@ _EAGER_NORM_BYTES = 6.0
 
 def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     """Saved tensors of one layer of ``kind``, bytes, arrays of length N."""
-    model, size = work.context.model, float(work.context.activation_bytes)
+    model, size = work.context.model, work.context.activation_bytes
     # Transformer Engine keeps inputs of narrow matrix multiplications narrow; torchao keeps them in 16 bits and casts
     # again (Float8Linear).
     fp8 = work.context.job.narrow_share if work.context.backend.habits.transformer_engine else 1.0
@@ -147,7 +147,7 @@ def recompute_saved_bytes(work: Work, tensors: dict[Tensor, FloatArray], choice:
 
 def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:
     """Gradients of activations alive while one layer runs backward."""
-    model, size = work.context.model, float(work.context.activation_bytes)
+    model, size = work.context.model, work.context.activation_bytes
     up = 3.0 if model.gated_mlp else 2.0
     hidden = 2.0 * size * model.hidden * work.tokens
     if kind[1] == "moe" and model.moe is not None:

@@ -1,6 +1,6 @@
 """Time of one layer and one micro-batch on one rank, forward and backward, as named terms.
 
-Each term is a pair of (N,) arrays; ``layer_terms`` is the only place where a layer's work is listed, so search,
+Each term is a pair of (N,) arrays; ``layer_time`` is the only place where a layer's work is listed, so search,
 estimate and the time tree cannot disagree about it."""
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from planner.cost.groups import Groups
 from planner.cost.params import LayerKind, Matrix, head_widths, layer_matrices
 from planner.cost.weights import layer_weights
 from planner.specs.batch import FloatArray
-
-_HIDDEN_BYTES = 2.0
-"""Activations travel in 16 bits (fp32 jobs: twice that)."""
-
 
 _ROTARY_KERNELS_PER_SAMPLE = 60
 """Queries and keys of one sample: slices, cosine, sine, casts, rotated half, products and sums, about 15 each forward
@@ -255,7 +251,7 @@ def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
         return Term("context-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
     core = attention_s(work, kind)
     # A key and a value of one head, as wide together as a query and an output; latent attention has all heads' keys.
-    pair = float(context.activation_bytes * sum(head_widths(model)))
+    pair = context.activation_bytes * sum(head_widths(model))
     kv = pair * np.maximum((model.kv_heads if model.mla is None else model.heads) / work.tp, 1.0)
     if habits.context_parallel_comm == "all-to-all":
         q = pair * model.heads / work.tp

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.backends.base import BufferContext, RecomputeKind, StateBytes
+from planner.backends.base import BufferContext, RecomputeKind, StateBytes, Tensor
 from planner.cost import activations, pipeline
 from planner.cost.context import Work
 from planner.cost.ends import EndTime, embedding_time, head_time
@@ -135,7 +135,7 @@ class Step:
 
         The copies of an offloaded layer run beside the compute of all layers up to the next offloaded one."""
         layer, work = self.layers[index], self.work
-        moved = activations.recompute_saved_bytes(work, self.tensors[index], choice)  # type: ignore[arg-type]
+        moved = activations.recompute_saved_bytes(work, self.tensors[index], choice)
         seconds = moved / host_link_bytes_per_s(work.context.cluster)
         window = work.context.model.layers / self.pp / np.maximum(self._offloaded_layers, 1.0)
         return np.asarray(
@@ -238,8 +238,8 @@ class Step:
         }
 
     @cached_property
-    def tensors(self) -> tuple[dict[str, FloatArray], ...]:
-        return tuple(activations.saved_bytes(self.work, kind) for kind in self.work.context.kinds)  # type: ignore[misc]
+    def tensors(self) -> tuple[dict[Tensor, FloatArray], ...]:
+        return tuple(activations.saved_bytes(self.work, kind) for kind in self.work.context.kinds)
 
     @cached_property
     def activation_bytes(self) -> FloatArray:
@@ -254,7 +254,7 @@ class Step:
             saved = self.work.zeros()
             for code in np.unique(self.work.batch.recompute_kind):
                 choice = context.recompute_kinds[int(code)]
-                spared = activations.recompute_saved_bytes(self.work, tensors, choice)  # type: ignore[arg-type]
+                spared = activations.recompute_saved_bytes(self.work, tensors, choice)
                 saved = np.where(self.work.batch.recompute_kind == code, spared, saved)
             columns.append(saved)
         return self._stack(columns)
