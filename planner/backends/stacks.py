@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.backends.base import EVERYTHING, NONE, Backend, BufferContext, RecomputeKind, StateBytes
 from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
-from planner.backends.fsdp import FULL, MASTER_BYTES, Fsdp
+from planner.backends.fsdp import FULL, GATHERED_BLOCKS, MASTER_BYTES, Fsdp
 from planner.backends.megatron import (
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
@@ -273,6 +273,17 @@ class MegatronFsdp(Megatron):
         optimizer = OPTIMIZER_BYTES[job.precision] / spread
         weights, gradients = WEIGHT_BYTES[job.precision] / spread, GRADIENT_BYTES[job.precision] / spread
         return StateBytes(weights, gradients, optimizer, optimizer, optimizer, 0.0 * ones)
+
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        """Two blocks are gathered, and the gradients of two wait in 16 bits for their reduction (megatron/core/
+        distributed/fsdp, double buffers)."""
+        sharded = np.where(context.batch.zero_stage == 3, 1.0, 0.0)
+        gathered = sharded * GATHERED_BLOCKS * context.layer_params
+        return {
+            **super().buffer_bytes(context),
+            "gathered blocks": context.job.compute_bytes * gathered,
+            "unsharded gradients": 2.0 * gathered,
+        }
 
 
 class LlmFoundry(Fsdp):

@@ -87,7 +87,7 @@ class StageModel:
     first_host_bytes: FloatArray
     last_host_bytes: FloatArray
     fixed_host_bytes: FloatArray
-    """(N,) host memory of one rank whatever is offloaded of the optimizer: its process, and activations that wait there."""
+    """(N,) host memory of one rank whatever is offloaded of the optimizer: process, activations that wait there."""
     local_ranks: FloatArray
     """(N,) ranks of one node."""
     memory_factor: FloatArray
