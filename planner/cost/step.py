@@ -332,7 +332,7 @@ class Step:
         """Once a step: host work, and the all-reduce of a tied table's gradient between its two copies."""
         context = self.work.context
         constant = np.full(len(self.work.batch), context.constants.step_overhead_s)
-        if context.model.tied:
+        if context.model.tied and not context.job.frozen:
             tied = 2.0 * self.groups.pipeline.send_s(4.0 * self.ends.first.dense)
             constant = constant + np.where(self.work.batch.pp > 1, tied, 0.0)
         return constant

@@ -205,3 +205,12 @@ def test_materialised_scores_of_every_pair() -> None:
     times = [seconds(context, "core attention") for context in (plain, packed)]
     times.append(seconds(on_a100(model=windowed, flash_attention=False), "core attention"))
     assert times[0] == times[1] == times[2]
+
+
+def test_a_loss_of_several_kernels_streams_its_logits_more_often() -> None:
+    loss = {
+        choice: next(term for term in step_of(on_a100(loss=choice)).last_time.terms if term.name == "loss")
+        for choice in ("auto", "fused", "eager")
+    }
+    assert loss["auto"].forward[0] == loss["fused"].forward[0]
+    assert loss["eager"].forward[0] == pytest.approx(20.0 / 8.0 * loss["fused"].forward[0])
