@@ -355,6 +355,10 @@ class Backend(ABC):
         """How 8-bit matrices are scaled on these accelerators."""
         return self.habits.narrow_recipe or "tensor"
 
+    def flexible_dispatch(self, cluster: Cluster) -> bool:
+        """Whether experts can be reached by a dispatcher of one copy a domain on these accelerators."""
+        return True
+
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         """(N,) where the plan hides tensor-parallel collectives behind matrix multiplications."""
         return np.asarray(self.habits.tensor_parallel_overlap & (cluster.ranks_per_domain % batch.tp == 0))

@@ -145,9 +145,15 @@ def overlaps_tensor_parallel(cluster: Cluster, tp: IntArray, sequence_parallel: 
     return np.asarray((tp > 1) & sequence_parallel & (cluster.ranks_per_domain % tp == 0) & nvlink)
 
 
+def runs_flex_dispatcher(cluster: Cluster) -> bool:
+    """DeepEP passes tokens on over NVLink and runs on NVIDIA GPUs only."""
+    accelerator = cluster.accelerator
+    return accelerator.vendor == "nvidia" and accelerator.fabric.kind.startswith("nvlink")
+
+
 def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
-    """Whether the flex dispatcher (DeepEP) is written: on NVIDIA GPUs, where expert groups leave the fast links."""
-    return cluster.accelerator.vendor == "nvidia" and ep > 1 and cluster.ranks_per_domain % (ep * etp) != 0
+    """Whether the flex dispatcher (DeepEP) is written: where it runs and expert groups leave the fast links."""
+    return runs_flex_dispatcher(cluster) and ep > 1 and cluster.ranks_per_domain % (ep * etp) != 0
 
 
 def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
@@ -216,6 +222,9 @@ class Megatron(Backend):
         """mxfp8 where the hardware scales blocks, else current scaling."""
         block = cluster.accelerator.architecture.startswith("blackwell")
         return self.habits.narrow_recipe or ("block" if block else "tensor")
+
+    def flexible_dispatch(self, cluster: Cluster) -> bool:
+        return runs_flex_dispatcher(cluster)
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         usable = overlaps_tensor_parallel(cluster, batch.tp, batch.sequence_parallel)

@@ -19,7 +19,7 @@ from planner.cost.gemm import adapter_s, grouped_linear_s, linear_s
 from planner.cost.groups import Groups
 from planner.cost.params import LayerKind, Matrix, head_widths, layer_matrices
 from planner.cost.weights import layer_weights
-from planner.specs.batch import FloatArray
+from planner.specs.batch import BoolArray, FloatArray
 
 _ROTARY_KERNELS_PER_SAMPLE = 60
 """Queries and keys of one sample: slices, cosine, sine, casts, rotated half, products and sums, about 15 each forward
@@ -76,7 +76,7 @@ def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
         *_matrix_terms(work, kind),
         *_adapter_terms(work, kind),
         *_other_terms(work, kind),
-        *_software_terms(work, kind),
+        *_software_terms(work, groups, kind),
         *_communication_terms(work, groups, kind),
     ]
     return LayerTime(tuple(terms), _host_floor(work, groups, kind))
@@ -180,7 +180,7 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     return terms
 
 
-def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
+def _software_terms(work: Work, groups: Groups, kind: LayerKind) -> list[Term]:
     """What some stacks do beside the mathematics of a layer."""
     constants, habits = work.context.constants, work.context.backend.habits
     terms = []
@@ -193,9 +193,9 @@ def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
     if habits.blocking_launches:
         gap = np.full(len(work.batch), habits.kernels_per_layer * constants.blocking_launch_s)
         terms.append(Term("launch gaps", gap / 3.0, 2.0 * gap / 3.0, "kernels x idle time between two of them"))
-    counts_first = habits.expert_dispatch == "all-to-all" and not (habits.padded_experts or habits.expert_overlap)
-    if kind[1] == "moe" and counts_first:
-        wait = constants.routing_wait_share * _routed_host_s(work, kind)
+    if kind[1] == "moe" and not (habits.padded_experts or habits.expert_overlap):
+        waits = np.where(_flexible(work, groups), 0.0, constants.routing_wait_share)
+        wait = waits * _routed_host_s(work, kind)
         if np.any(wait):
             terms.append(Term("routing waits", wait / 3.0, 2.0 * wait / 3.0, "share of the launches behind a wait"))
     return terms
@@ -288,16 +288,20 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     token = work.busiest_share * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
     plain = groups.expert.all_to_all_s(moe.top_k * token)
     flex = groups.expert.dispatch_s(token, moe.top_k)
-    chosen = {
-        "all-to-all": plain,
-        "flex-between-domains": np.where(groups.expert.crosses > 0, flex, plain),
-        "flex": flex,
-    }[habits.expert_dispatch]
+    chosen = np.where(_flexible(work, groups), flex, plain)
     shown = 1.0 - context.constants.expert_overlap_share if habits.expert_overlap else 1.0
     both = 2.0 * shown * chosen
     return Term(
         "expert-parallel traffic", both, both.copy(), "dispatch and combine of K copies, each way", communication=True
     )
+
+
+def _flexible(work: Work, groups: Groups) -> BoolArray:
+    """(N,) where one copy of a token goes to each domain, by kernels that exchange the token counts themselves."""
+    habit, backend = work.context.backend.habits.expert_dispatch, work.context.backend
+    if habit == "flex-between-domains":
+        return np.asarray((groups.expert.crosses > 0) & backend.flexible_dispatch(work.context.cluster))
+    return np.full(len(work.batch), habit == "flex")
 
 
 def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:

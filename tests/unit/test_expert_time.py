@@ -264,3 +264,20 @@ def test_a_key_and_a_value_travel_in_context_parallelism() -> None:
     term = found.layers[0].named("context-parallel traffic")
     sent = 1024 * 2.0 * 128 * (2 * 192 + 2 * 128)
     assert term.forward[0] == pytest.approx(found.groups.context.all_to_all_s(np.array([sent]))[0])
+
+
+def test_plans_wait_for_counts_where_no_flexible_dispatcher_is_written() -> None:
+    """DeepEP is written on NVLink GPUs where experts span domains; elsewhere the plain exchange makes the host wait."""
+
+    def parts(accelerator: str, ep: int) -> LayerTime:
+        return layer(qwen(accelerator=accelerator), ep=ep)
+
+    def waits(accelerator: str, ep: int) -> bool:
+        return any(term.name == "routing waits" for term in parts(accelerator, ep).terms)
+
+    assert [waits("h100", ep) for ep in (1, 8, 16)] == [True, True, False]
+    assert waits("gb200", 64)
+    for accelerator in ("mi300x", "h100-pcie-80gb"):
+        assert waits(accelerator, 16)
+        plain = layer(with_habits(qwen(accelerator=accelerator), expert_dispatch="all-to-all"), ep=16)
+        assert np.array_equal(plain.total(), parts(accelerator, 16).total())
