@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
@@ -27,19 +27,36 @@ Tensor = Literal[
     "attention_scores",  # materialised only without flash attention
     "attention_output",
     "latent",  # compressed query and key/value of latent attention
-    "mlp_up",  # output of the gate and up (or the first) matrix
-    "mlp_act",  # activation function output, input of the down matrix
+    "mlp_up",  # of a dense block: output of the gate and up (or the first) matrix
+    "mlp_act",  # of a dense block: activation function output, input of the down matrix
+    "expert_up",  # the same of routed experts
+    "expert_act",
+    "shared_experts",  # both of shared experts
     "dropout_masks",
     "router",
     "mixer_state",  # everything a Mamba or delta-net mixer saves
 ]
 """The saved activations of one layer; the cost model gives each its size, a recompute kind names those it drops."""
 
+EVERYTHING: frozenset[Tensor] = frozenset(get_args(Tensor))
+
 AttentionKernel = Literal["vendor", "flash2", "flash1"]
 ScoreKernel = Literal["fused", "operators"]
 
-Work = Literal["attention_core", "norms", "activation", "mlp", "qkv_up", "half_matmuls", "layer", "moe"]
-"""Forward work that recomputation repeats in the backward pass."""
+Work = Literal[
+    "attention_core",
+    "norms",
+    "activation",
+    "expert_activation",
+    "mlp",
+    "shared_experts",
+    "qkv_up",
+    "half_matmuls",
+    "layer",
+    "moe",
+]
+"""Forward work that recomputation repeats in the backward pass: "mlp" in dense blocks only, "expert_activation",
+"shared_experts" and "moe" (the whole block) in mixtures only."""
 
 
 NarrowRecipe = Literal["delayed", "tensor", "block"]
@@ -66,6 +83,9 @@ class RecomputeKind:
     """The dropped tensors wait in host memory and come back, instead of being computed again."""
     regathers: bool = False
     """The repeated forward work includes its tensor-parallel (and expert) communication."""
+
+
+NONE = RecomputeKind("none", "none")
 
 
 @dataclass(frozen=True)
@@ -115,6 +135,8 @@ class StateBytes:
     """Bytes that a full optimizer offload puts into host memory, buffers included."""
     step_temporary: FloatArray
     """Extra bytes alive only during the optimizer step."""
+    narrow_copies: FloatArray | float = 0.0
+    """Of the weights' bytes, cached copies in 8 or 4 bits, which embedding and head do not have."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +182,7 @@ class OffloadChoice:
     """The offloaded share is a multiple of 1/steps; 1 means all or nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Habits:
     """How the framework runs a step, as far as time and memory depend on it."""
 
@@ -169,14 +191,14 @@ class Habits:
     data_parallel_overlap: Literal["last-micro-batch", "every-layer"]
     """Gradients are reduced once, behind the last backward pass (Megatron, ZeRO-1), or layer by layer in every
     micro-batch."""
-    gathers_every_micro_batch: bool = field(default=False, kw_only=True)
+    gathers_every_micro_batch: bool = False
     """Stage 2 frees the gathered weights after every backward pass instead of keeping them for the step."""
-    pipelines_keep_weights: bool = field(default=False, kw_only=True)
+    pipelines_keep_weights: bool = False
     """With pipeline stages, fully sharded weights are gathered once a step and kept, and gradients wait unsharded for
     the last micro-batch (torchtitan's default reshard policy)."""
-    offloaded_parameter_bytes: float = field(default=2.0, kw_only=True)
+    offloaded_parameter_bytes: float = 2.0
     """Bytes per parameter that cross the host link when offloaded weights are gathered."""
-    overlapped_stages: tuple[int, ...] = field(default=(0, 1, 2, 3), kw_only=True)
+    overlapped_stages: tuple[int, ...] = (0, 1, 2, 3)
     """Sharding stages whose gradient and parameter traffic runs beside compute; at others compute waits for it."""
     tensor_parallel_overlap: bool
     """Tensor-parallel collectives run beside matrix multiplications."""
@@ -195,7 +217,7 @@ class Habits:
     """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp (1: not padded)."""
-    narrow_recipe: NarrowRecipe | None = field(default=None, kw_only=True)
+    narrow_recipe: NarrowRecipe | None = None
     """Scaling of 8-bit matrices where a run states it; None: what the framework takes on the accelerator."""
     allocator_factor: float
     """Reserved over allocated bytes."""
@@ -215,7 +237,7 @@ class Habits:
     cuda_graphs: Literal["none", "partial", "full"] = "none"
     """What is replayed as CUDA graphs instead of being launched kernel by kernel: nothing; attention, router and
     preprocessing, with the experts outside; the whole iteration."""
-    rotary_sample_by_sample: bool = field(default=False, kw_only=True)
+    rotary_sample_by_sample: bool = False
     """Rotary positions of packed sequences are applied to one sample after another, by kernels of their own."""
     attention_kernel: AttentionKernel = "flash2"
     """Attention tuned for the accelerator (cuDNN through Transformer Engine), the portable FlashAttention-2 that
@@ -237,39 +259,39 @@ class Habits:
     overlap_buffers: float = 4.0
     """Permanent copies of a micro-batch's hidden states where tensor-parallel traffic is overlapped: Transformer
     Engine keeps one for each of the gathers and scatters in flight."""
-    dropout: bool = field(default=False, kw_only=True)
+    dropout: bool = False
     """Trained with dropout: every dropout keeps a one-byte mask, and attention that stores its scores a dropped copy
     of them."""
-    fused_gradient_accumulation: bool = field(default=True, kw_only=True)
+    fused_gradient_accumulation: bool = True
     """Weight-gradient matrix multiplications add into the fp32 buffer and leave a dummy gradient of each shape
     (Megatron)."""
-    transformer_engine: bool = field(default=False, kw_only=True)
+    transformer_engine: bool = False
     """Matrix multiplications go through Transformer Engine, which holds workspaces of its own."""
-    attention_backend: Literal["auto", "flash", "fused", "unfused"] = field(default="auto", kw_only=True)
+    attention_backend: Literal["auto", "flash", "fused", "unfused"] = "auto"
     """Attention kernel that Transformer Engine is told to use; auto: its own choice."""
-    fused_activation: bool = field(default=True, kw_only=True)
+    fused_activation: bool = True
     """The activation function of experts and its product with the router's probability are one kernel."""
-    deterministic: bool = field(default=False, kw_only=True)
+    deterministic: bool = False
     """Kernels that give the same bits every time, which take larger workspaces."""
-    interleaving_group: int | None = field(default=None, kw_only=True)
+    interleaving_group: int | None = None
     """Micro-batches that pass one chunk before the next begins (interleaved schedule); None: as many as stages."""
-    eager_copies: bool = field(default=False, kw_only=True)
+    eager_copies: bool = False
     """Unfused blocks save a tensor on both sides of an elementwise step: queries, keys and values of the rotary
     embedding, the attention output of its change of layout, the activation of its product with the gate."""
-    eager_norms: bool = field(default=False, kw_only=True)
+    eager_norms: bool = False
     """Norms run as plain tensor operations and save an fp32 copy and the normalised tensor."""
-    score_bytes: float = field(default=2.0, kw_only=True)
+    score_bytes: float = 2.0
     """Saved bytes per attention score where scores are stored, without dropout."""
-    tensor_parallel_logit_bytes: float = field(default=0.0, kw_only=True)
+    tensor_parallel_logit_bytes: float = 0.0
     """More bytes per logit that the rank works on where tp ranks share the loss: gathering the vocabulary, or the
     unfused steps of a split softmax."""
-    stores_scores: bool = field(default=False, kw_only=True)
+    stores_scores: bool = False
     """Attention materialises its scores unless the job says otherwise."""
-    keeps_stage_outputs: bool = field(default=False, kw_only=True)
+    keeps_stage_outputs: bool = False
     """Each pipeline stage holds its output of every micro-batch in flight (Megatron-LM frees it once it is sent)."""
-    even_in_flight: bool = field(default=False, kw_only=True)
+    even_in_flight: bool = False
     """Zero-bubble schedules are searched for under one memory limit: every rank fills up to what rank 0 needs."""
-    state_format: StateFormat | None = field(default=None, kw_only=True)
+    state_format: StateFormat | None = None
     """Number formats of the states where the run states its own; None: what the framework does by default."""
 
 
@@ -323,8 +345,7 @@ class Backend(ABC):
     def frozen_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> FloatArray:
         """(N,) bytes per parameter of weights that are not trained: their 16-bit form alone, spread only where
         parameters are."""
-        width = 4.0 if job.precision == "fp32" else 2.0
-        return np.asarray(width / np.where(batch.zero_stage == 3, np.maximum(shard, 1), 1))
+        return np.asarray(job.compute_bytes / np.where(batch.zero_stage == 3, np.maximum(shard, 1), 1))
 
     @abstractmethod
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
@@ -333,6 +354,10 @@ class Backend(ABC):
     def scaling_recipe(self, cluster: Cluster) -> NarrowRecipe:
         """How 8-bit matrices are scaled on these accelerators."""
         return self.habits.narrow_recipe or "tensor"
+
+    def flexible_dispatch(self, cluster: Cluster) -> bool:
+        """Whether experts can be reached by a dispatcher of one copy a domain on these accelerators."""
+        return True
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         """(N,) where the plan hides tensor-parallel collectives behind matrix multiplications."""

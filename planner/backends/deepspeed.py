@@ -8,11 +8,20 @@ functions of this module, so that the estimate and the written configuration can
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from planner.backends.base import Backend, BufferContext, Habits, OffloadChoice, RecomputeKind, StateBytes, Tensor
+from planner.backends.base import (
+    EVERYTHING,
+    NONE,
+    Backend,
+    BufferContext,
+    Habits,
+    OffloadChoice,
+    RecomputeKind,
+    StateBytes,
+)
 from planner.backends.deepspeed_rules import CPU, NVME, RULES, balanced
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.cluster import Cluster
@@ -36,14 +45,7 @@ NVME_HOST_BYTES = 4.0 * HOST_FACTOR + 16.0 / OFFLOAD_SUB_GROUPS
 EAGER_LOSS_BYTES = 14.0
 """Hugging Face loss: bf16 logits, fp32 copy, log-softmax and fp32 gradient (2 + 4 + 4 + 4)."""
 
-EVERYTHING: frozenset[Tensor] = frozenset(get_args(Tensor))
-NONE = RecomputeKind("none", "none")
 FULL = RecomputeKind("full", "full", (), EVERYTHING, repeats=frozenset({"layer"}), regathers=True)
-
-
-def weight_bytes(job: Job) -> float:
-    """Bytes of a weight in its compute format."""
-    return 4.0 if job.precision == "fp32" else 2.0
 
 
 def bucket_elements(hidden: int) -> int:
@@ -99,7 +101,7 @@ class DeepSpeed(Backend):
     )
     habits = Habits(
         # communication_data_type stays unset: gradients travel in the format of the weights.
-        gradient_reduce_bytes=weight_bytes,
+        gradient_reduce_bytes=lambda job: job.compute_bytes,
         data_parallel_overlap="every-layer",
         # Without overlap_comm the reduction runs on the compute stream; stage 0 reduces after the backward pass.
         overlapped_stages=tuple(stage for stage in (0, 1, 2, 3) if overlaps_communication(stage)),
@@ -144,7 +146,7 @@ class DeepSpeed(Backend):
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         stage = batch.zero_stage
         degree = np.where(stage >= 1, shard, 1).astype(np.float64)
-        weight = weight_bytes(job)
+        weight = job.compute_bytes
         optimizer = self._optimizer_bytes(job, batch) / degree
         gradients = self._gradient_bytes(job, batch, degree)
         second = np.where(batch.secondary_shard_degree > 0, weight / np.maximum(batch.secondary_shard_degree, 1), 0.0)
@@ -173,7 +175,7 @@ class DeepSpeed(Backend):
     def _gradient_bytes(job: Job, batch: StrategyBatch, degree: FloatArray) -> FloatArray:
         """Stage 1: .grad plus fp32 accumulation, both whole (fp16 and fp32 jobs: an fp32 partition for the step
         instead)."""
-        stage, weight = batch.zero_stage, weight_bytes(job)
+        stage, weight = batch.zero_stage, job.compute_bytes
         accumulated = weight + 4.0 if job.precision == "bf16" else weight + 4.0 / degree
         later = np.where(stage == 2, (weight + 4.0) / degree, 4.0 / degree)
         return np.asarray(np.where(stage == 0, weight, np.where(stage == 1, accumulated, later)), dtype=np.float64)
@@ -189,7 +191,7 @@ class DeepSpeed(Backend):
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Buckets of the gradient reduction and parameter gathering, and what ZeRO-3 holds gathered."""
         stage = context.batch.zero_stage
-        width = weight_bytes(context.job)
+        width = context.job.compute_bytes
         bucket = float(bucket_elements(context.model.hidden))
         # The pipeline's optimizer reduces its fp32 gradients in place.
         plain = (stage >= 1) & (context.batch.pp == 1)

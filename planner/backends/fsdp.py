@@ -8,11 +8,21 @@ replicates them (a shard group of one GPU).
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from planner.backends.base import Backend, BufferContext, Habits, OffloadChoice, RecomputeKind, StateBytes, Tensor
+from planner.backends.base import (
+    EVERYTHING,
+    NONE,
+    Backend,
+    BufferContext,
+    Habits,
+    OffloadChoice,
+    RecomputeKind,
+    StateBytes,
+    Tensor,
+)
 from planner.backends.fsdp_rules import RULES
 from planner.backends.rule_kit import divisors
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
@@ -40,24 +50,29 @@ LOSS_PARALLEL_BYTES = 6.0
 4, one bf16 copy less (torch/distributed/tensor/parallel/loss.py)."""
 
 SELECTIVE_DROPS: frozenset[Tensor] = frozenset(
-    {"norm_input", "norm_output", "qkv", "latent", "mlp_up", "mlp_act", "router"}
+    {
+        "norm_input",
+        "norm_output",
+        "qkv",
+        "latent",
+        "mlp_up",
+        "mlp_act",
+        "expert_up",
+        "expert_act",
+        "shared_experts",
+        "router",
+    }
 )
 
-NONE = RecomputeKind("none", "none")
 FULL = RecomputeKind(
     "full",
     "full",
     (),
-    frozenset(get_args(Tensor)),
+    EVERYTHING,
     repeats=frozenset({"layer"}),
     layer_count=True,
     regathers=True,
 )
-
-
-def compute_bytes(job: Job) -> float:
-    """Bytes per parameter of the gathered weights."""
-    return 4.0 if job.precision == "fp32" else 2.0
 
 
 def selective_keeps(model: ModelSpec) -> float:
@@ -149,7 +164,7 @@ class Fsdp(Backend):
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         sharded = batch.zero_stage >= 2
         spread = np.where(sharded, shard, 1).astype(np.float64)
-        kept = np.where(batch.zero_stage == 3, 0.0, compute_bytes(job))
+        kept = np.where(batch.zero_stage == 3, 0.0, job.compute_bytes)
         states = (MASTER_BYTES + GRADIENT_BYTES + MOMENT_BYTES) / spread
         return StateBytes(
             weights=MASTER_BYTES / spread + kept,
@@ -164,7 +179,7 @@ class Fsdp(Backend):
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """The root group stays gathered all step; two blocks are gathered, and two wait unsharded for the gradient
         reduction."""
-        width = compute_bytes(context.job)
+        width = context.job.compute_bytes
         windows = np.where(context.batch.zero_stage == 3, 1.0, 0.0)
         return {
             "gathered embedding and head": windows * width * context.root_params,

@@ -9,11 +9,13 @@ mxfp8 on Blackwell: delayed scaling would forbid recomputing norms and expert ac
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from planner.backends.base import (
+    EVERYTHING,
+    NONE,
     Backend,
     BufferContext,
     Habits,
@@ -22,7 +24,6 @@ from planner.backends.base import (
     RecomputeKind,
     StateBytes,
     StateFormat,
-    Tensor,
 )
 from planner.backends.megatron_rules import RULES
 from planner.backends.rule_kit import divisors
@@ -33,7 +34,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import Schedule
 
 # Bytes per parameter, docs/user-guide/features/dist_optimizer.md and megatron/training/theoretical_memory_usage.py.
-WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 3.2}
+WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 3.125}
 """fp8 on Hopper: the bf16 weight plus cached row-wise and transposed fp8 copies (mxfp8 on Blackwell holds two copies
 as well); nvfp4 holds two copies of half a byte with a scale every 16 elements."""
 GRADIENT_BYTES = {"bf16": 4.0, "fp16": 2.0, "fp32": 4.0, "fp8": 4.0, "nvfp4": 4.0}
@@ -77,23 +78,27 @@ def native_loss_bytes(_job: Job) -> float:
     return NATIVE_LOSS_BYTES
 
 
-EVERYTHING: frozenset[Tensor] = frozenset(get_args(Tensor))
-
-NONE = RecomputeKind("none", "none")
 CORE_ATTENTION = RecomputeKind(
     "core_attn", "selective", ("core_attn",), frozenset({"attention_scores"}), repeats=frozenset({"attention_core"})
 )
 # The input of the MLP checkpoint stays: only what the MLP itself saves goes.
 MLP = RecomputeKind("mlp", "selective", ("mlp",), frozenset({"mlp_up", "mlp_act"}), repeats=frozenset({"mlp"}))
 MOE_ACTIVATION = RecomputeKind(
-    "moe_act", "selective", ("moe_act",), frozenset({"mlp_act"}), repeats=frozenset({"activation"})
+    "moe_act", "selective", ("moe_act",), frozenset({"expert_act"}), repeats=frozenset({"expert_activation"})
+)
+SHARED_EXPERTS = RecomputeKind(
+    "shared_experts",
+    "selective",
+    ("shared_experts",),
+    frozenset({"shared_experts"}),
+    repeats=frozenset({"shared_experts"}),
 )
 MLA_UP = RecomputeKind("mla_up_proj", "selective", ("mla_up_proj",), frozenset({"qkv"}), repeats=frozenset({"qkv_up"}))
 MOE = RecomputeKind(
     "moe",
     "selective",
     ("moe",),
-    frozenset({"mlp_up", "mlp_act", "router"}),
+    frozenset({"expert_up", "expert_act", "shared_experts", "router"}),
     repeats=frozenset({"moe"}),
     regathers=True,
 )
@@ -145,22 +150,27 @@ def overlaps_tensor_parallel(cluster: Cluster, tp: IntArray, sequence_parallel: 
     return np.asarray((tp > 1) & sequence_parallel & (cluster.ranks_per_domain % tp == 0) & nvlink)
 
 
+def runs_flex_dispatcher(cluster: Cluster) -> bool:
+    """DeepEP passes tokens on over NVLink and runs on NVIDIA GPUs only."""
+    accelerator = cluster.accelerator
+    return accelerator.vendor == "nvidia" and accelerator.fabric.kind.startswith("nvlink")
+
+
 def dispatches_once_per_domain(cluster: Cluster, ep: int, etp: int) -> bool:
-    """Whether the flex dispatcher (DeepEP) is written: on NVIDIA GPUs, where expert groups leave the fast links."""
-    return cluster.accelerator.vendor == "nvidia" and ep > 1 and cluster.ranks_per_domain % (ep * etp) != 0
+    """Whether the flex dispatcher (DeepEP) is written: where it runs and expert groups leave the fast links."""
+    return runs_flex_dispatcher(cluster) and ep > 1 and cluster.ranks_per_domain % (ep * etp) != 0
 
 
 def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     """The kind that recomputes any combination of Megatron's selective modules, by their configuration names.
 
-    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only, of which a mixture of experts has next
-    to none; names without a counterpart in the cost model save and repeat nothing.
+    ``moe`` covers everything inside the block; ``mlp`` means dense blocks only; names without a counterpart in the cost
+    model save and repeat nothing.
     """
     norms = _norm_kind(0.0 if model.mla is not None else 0.5)
-    known = {kind.id: kind for kind in (CORE_ATTENTION, MLP, MOE_ACTIVATION, MLA_UP, MOE, GATED_DELTA_NET, norms)}
+    modular = (CORE_ATTENTION, MLP, MOE_ACTIVATION, SHARED_EXPERTS, MLA_UP, MOE, GATED_DELTA_NET, norms)
+    known = {kind.id: kind for kind in modular}
     inside = {"moe_act", "shared_experts"} if "moe" in modules else set()
-    if model.moe is not None:
-        inside |= {"mlp"}
     chosen = [known[name] for name in modules if name in known and name not in inside]
     return _joined(*chosen) if chosen else NONE
 
@@ -217,6 +227,9 @@ class Megatron(Backend):
         """mxfp8 where the hardware scales blocks, else current scaling."""
         block = cluster.accelerator.architecture.startswith("blackwell")
         return self.habits.narrow_recipe or ("block" if block else "tensor")
+
+    def flexible_dispatch(self, cluster: Cluster) -> bool:
+        return runs_flex_dispatcher(cluster)
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         usable = overlaps_tensor_parallel(cluster, batch.tp, batch.sequence_parallel)
@@ -285,16 +298,16 @@ class Megatron(Backend):
             offloadable=optimizer,
             host=OFFLOAD_HOST_BYTES / spread,
             step_temporary=(FP32_GRADIENT_COPY_BYTES if stored.gradients < 4.0 else 0.0) / spread,
+            narrow_copies=max(stored.weights - WEIGHT_BYTES["bf16"], 0.0) if job.narrow else 0.0,
         )
 
     def frozen_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> FloatArray:
         """Frozen weights are cached in the narrow format like trained ones."""
         spread = np.where(batch.zero_stage == 3, np.maximum(shard, 1), 1)
-        return np.asarray(WEIGHT_BYTES[job.precision] / spread)
+        return np.asarray(self.state_format(job).weights / spread)
 
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Fused gradient accumulation leaves one dummy gradient of each distinct weight shape alive."""
         if not self.habits.fused_gradient_accumulation:
             return {}
-        width = 4.0 if context.job.precision == "fp32" else 2.0
-        return {"dummy weight gradients": width * context.distinct_weight_params}
+        return {"dummy weight gradients": context.job.compute_bytes * context.distinct_weight_params}

@@ -10,13 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.backends.base import Backend, BufferContext, RecomputeKind, StateBytes
+from planner.backends.base import EVERYTHING, NONE, Backend, BufferContext, RecomputeKind, StateBytes
 from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
-from planner.backends.fsdp import FULL, MASTER_BYTES, Fsdp, compute_bytes
+from planner.backends.fsdp import FULL, GATHERED_BLOCKS, MASTER_BYTES, Fsdp
 from planner.backends.megatron import (
-    EVERYTHING,
     GRADIENT_BYTES,
-    NONE,
     OPTIMIZER_BYTES,
     WEIGHT_BYTES,
     Megatron,
@@ -78,7 +76,7 @@ DOTS_SAVED = RecomputeKind(
     "minimal",
     "selective",
     ("minimal",),
-    frozenset({"norm_output", "mlp_act", "attention_scores"}),
+    frozenset({"norm_output", "mlp_act", "expert_act", "attention_scores"}),
     repeats=frozenset({"norms", "activation", "attention_core"}),
 )
 """JAX policies that keep every matrix product of a layer (MaxText "minimal", Paxml SAVE_DOT_WITH_NO_BATCH_DIM)."""
@@ -86,8 +84,20 @@ QKV_SAVED = RecomputeKind(
     "save_qkv_proj",
     "selective",
     ("save_qkv_proj",),
-    frozenset({"norm_output", "attention_output", "attention_scores", "mlp_up", "mlp_act"}),
-    repeats=frozenset({"norms", "attention_core", "mlp"}),
+    frozenset(
+        {
+            "norm_output",
+            "attention_output",
+            "attention_scores",
+            "mlp_up",
+            "mlp_act",
+            "expert_up",
+            "expert_act",
+            "shared_experts",
+            "router",
+        }
+    ),
+    repeats=frozenset({"norms", "attention_core", "mlp", "moe"}),
     regathers=True,
 )
 """MaxText: of each layer only its input and queries, keys and values are kept."""
@@ -264,6 +274,17 @@ class MegatronFsdp(Megatron):
         weights, gradients = WEIGHT_BYTES[job.precision] / spread, GRADIENT_BYTES[job.precision] / spread
         return StateBytes(weights, gradients, optimizer, optimizer, optimizer, 0.0 * ones)
 
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        """Two blocks are gathered, and the gradients of two wait in 16 bits for their reduction (megatron/core/
+        distributed/fsdp, double buffers)."""
+        sharded = np.where(context.batch.zero_stage == 3, 1.0, 0.0)
+        gathered = sharded * GATHERED_BLOCKS * context.layer_params
+        return {
+            **super().buffer_bytes(context),
+            "gathered blocks": context.job.compute_bytes * gathered,
+            "unsharded gradients": 2.0 * gathered,
+        }
+
 
 class LlmFoundry(Fsdp):
     """MosaicML llm-foundry: composer with FSDP1, FlashAttention-2, eager blocks."""
@@ -302,7 +323,7 @@ class Torchtitan(Fsdp):
         kept = (batch.pp > 1) & (batch.zero_stage == 3)
         return replace(
             held,
-            weights=held.weights + np.where(kept, compute_bytes(job), 0.0),
+            weights=held.weights + np.where(kept, job.compute_bytes, 0.0),
             gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
             step_temporary=np.where(single, held.gradients, 0.0),
         )
@@ -448,7 +469,7 @@ class Transformers(Fsdp):
 
 
 class ZeroOffload(DeepSpeed):
-    """DeepSpeed (and Gemini) ZeRO-3 with states in host memory."""
+    """ZeRO-3 that is not DeepSpeed's (Gemini): priced like it, but its runs say nothing about DeepSpeed's error."""
 
     name = "zero3"
     family = "zero3"

@@ -22,7 +22,7 @@ _EAGER_NORM_BYTES = 6.0
 
 def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     """Saved tensors of one layer of ``kind``, bytes, arrays of length N."""
-    model, size = work.context.model, float(work.context.activation_bytes)
+    model, size = work.context.model, work.context.activation_bytes
     # Transformer Engine keeps inputs of narrow matrix multiplications narrow; torchao keeps them in 16 bits and casts
     # again (Float8Linear).
     fp8 = work.context.job.narrow_share if work.context.backend.habits.transformer_engine else 1.0
@@ -111,15 +111,21 @@ def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Ten
         return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements + before_gate}
     if kind[1] == "moe" and model.moe is not None:
         moe = model.moe
-        elements = moe.expert_ffn * work.routed_rows / work.etp + moe.shared_ffn * work.tokens / work.tp
+        elements = moe.expert_ffn * work.routed_rows / work.etp
+        shared = moe.shared_ffn * work.tokens / work.tp
         # Router logits and probabilities in fp32, and the tokens in expert order (the experts' input).
         routing = 8.0 * moe.experts * work.sp_tokens + fp8 * size * (moe.latent or model.hidden) * work.routed_rows
         if not work.context.backend.habits.fused_activation:
             # The activation before its product with the probability is saved as well.
-            routing = routing + size * moe.expert_ffn * work.routed_rows / work.etp
+            routing = routing + size * elements
         # Expert tensor parallelism gathers the tokens, then sorts them by expert: both copies stay.
         gathered = np.where(work.etp > 1, size * (moe.latent or model.hidden) * work.routed_rows, 0.0)
-        return {"mlp_up": size * up * elements, "mlp_act": fp8 * size * elements, "router": routing + gathered}
+        return {
+            "expert_up": size * up * elements,
+            "expert_act": fp8 * size * elements,
+            "shared_experts": size * (up + fp8) * shared,
+            "router": routing + gathered,
+        }
     return {}
 
 
@@ -141,7 +147,7 @@ def recompute_saved_bytes(work: Work, tensors: dict[Tensor, FloatArray], choice:
 
 def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:
     """Gradients of activations alive while one layer runs backward."""
-    model, size = work.context.model, float(work.context.activation_bytes)
+    model, size = work.context.model, work.context.activation_bytes
     up = 3.0 if model.gated_mlp else 2.0
     hidden = 2.0 * size * model.hidden * work.tokens
     if kind[1] == "moe" and model.moe is not None:

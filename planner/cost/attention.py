@@ -1,7 +1,7 @@
 """Time of core attention: fused kernels by sequence length and occupancy, or materialised scores; state-space mixers
 too.
 
-FLOPs are counted over the causal half; the backward pass of a fused kernel recomputes the scores and executes 2.5 x
+FLOPs of fused kernels are counted over the causal half; their backward pass recomputes the scores and executes 2.5 x
 forward."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.cost.context import Work
 from planner.cost.flops import attention_flops_per_token, keys_per_query
-from planner.cost.params import LayerKind
+from planner.cost.params import LayerKind, head_widths
 from planner.specs.batch import FloatArray
 
 _BACKWARD_OVER_FORWARD = 2.5
@@ -22,8 +22,8 @@ _SCORE_BYTES = {"fused": (16.0, 20.0), "operators": (28.0, 56.0)}
 """Memory traffic per score, forward and backward.  Fused scale, mask and softmax: scores written (2), read and written
 by softmax (4), dropout that reads, writes and keeps its mask (5) at half the bandwidth, for it draws random numbers;
 backward gradients of dropout (5) and softmax (6), and the scores that four multiplications write and read (9).  An
-operator each: scores written (2), scaled and masked (4 + 4),
-cast to fp32 (6), softmax (8) and cast back (6), less what stays in cache; backward twice as much."""
+operator each: scores written (2), scaled and masked (4 + 4), cast to fp32 (6), softmax (8) and cast back (6), less what
+stays in cache; backward twice as much."""
 _SMALL_GEMM_SHARE = 0.6
 """Batched score multiplications reach less of the rate than one large GEMM (inner width is one head)."""
 _FLASH1_OVER_FLASH2 = 0.5
@@ -44,15 +44,15 @@ def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     per_token = attention_flops_per_token(context.model, kind, context.job.attended_tokens)
     if per_token == 0.0:
         return work.zeros(), work.zeros()
-    flops = per_token * work.tokens / work.tp
     if not context.job.flash_attention:
-        return _materialised_s(work, kind, flops)
+        return _materialised_s(work)
+    flops = per_token * work.tokens / work.tp
     constants = context.constants
     length = keys_per_query(context.model, kind, context.job.attended_tokens) * 2.0
     blocks = work.tokens * np.maximum(context.model.heads / work.tp, 1.0) / _BLOCK_ROWS
     half_blocks = constants.attention_half_blocks_per_sm * (context.cluster.accelerator.sms or 100)
     reach = length / (length + constants.attention_half_length) * blocks / (blocks + half_blocks)
-    rate = context.dense_flops_per_s * reach * _width_factor(work, kind)
+    rate = context.dense_flops_per_s * reach * _width_factor(work)
     kernel = context.backend.habits.attention_kernel
     if kernel != "vendor":
         rate = rate * constants.flash2_attention_factor * (_FLASH1_OVER_FLASH2 if kernel == "flash1" else 1.0)
@@ -61,25 +61,24 @@ def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     return forward, backward
 
 
-def _width_factor(work: Work, kind: LayerKind) -> float:
+def _width_factor(work: Work) -> float:
     """Rate at this head width over that at 128; narrow tiles are padded to a multiple of 32."""
     model, half = work.context.model, work.context.constants.attention_half_width
-    width = float(model.head_dim)
-    if kind[0] == "mla" and model.mla is not None:
-        width = (model.mla.qk_nope + model.mla.qk_rope + model.mla.v_head) / 2.0
+    width = sum(head_widths(model)) / 2.0
     padded = _TILE_WIDTH * np.ceil(width / _TILE_WIDTH)
     return float(width / (padded + half) * (_STATED_WIDTH + half) / _STATED_WIDTH)
 
 
-def _materialised_s(work: Work, kind: LayerKind, causal_flops: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Scores written to memory: the full square is multiplied and softmax and dropout stream it."""
+def _materialised_s(work: Work) -> tuple[FloatArray, FloatArray]:
+    """Scores written to memory: the full square is multiplied, whatever the mask, and softmax and dropout stream it."""
     context = work.context
     rate = context.dense_flops_per_s * context.constants.gemm_share * _SMALL_GEMM_SHARE
     if context.model.head_dim % 8 and context.cluster.accelerator.peak.fp32 is not None:
         rate = context.cluster.accelerator.peak.fp32 * _UNALIGNED_SHARE
     scores = work.tokens * context.job.seq_len * np.maximum(context.model.heads / work.tp, 1.0)
+    flops = 2.0 * scores * sum(head_widths(context.model))
     forward, backward = _SCORE_BYTES[context.backend.habits.score_kernel]
-    multiplied, streamed = 2.0 * causal_flops / rate, scores / context.stream_bytes_per_s
+    multiplied, streamed = flops / rate, scores / context.stream_bytes_per_s
     return multiplied + forward * streamed, 2.0 * multiplied + backward * streamed
 
 

@@ -180,7 +180,12 @@ def _state_leaves(step: Step, rank: int, layers: IntArray, offload: float) -> li
         return sum(count * float(step.held(weights, part)[0]) for count, weights in parts)
 
     values = {"weights": bytes_of("weights"), "gradients": bytes_of("gradients"), "optimizer": bytes_of("optimizer")}
-    values["optimizer"] -= offload * bytes_of("offloadable")
+    # What a framework moves to the host are the optimizer states, then gradients, then weights.
+    left = offload * bytes_of("offloadable")
+    for part in ("optimizer", "gradients", "weights"):
+        gone = min(left, offload * values[part])
+        values[part] -= gone
+        left -= gone
     return [leaf(name, value, _TEXT[name]) for name, value in values.items()]
 
 

@@ -60,9 +60,9 @@ class CostContext:
         return self.backend.recompute_kinds(self.model, self.job)
 
     @property
-    def activation_bytes(self) -> int:
+    def activation_bytes(self) -> float:
         """Bytes of one activation element."""
-        return 4 if self.job.precision == "fp32" else 2
+        return self.job.compute_bytes
 
     @cached_property
     def dense_flops_per_s(self) -> float:

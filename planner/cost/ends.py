@@ -38,7 +38,9 @@ def embedding_time(work: Work, groups: Groups) -> EndTime:
     terms = [Term("embedding", look_up, scattered * look_up, "rows read, written and scattered back")]
     if context.backend.habits.embedding_vocab_parallel:
         collective = groups.tensor.all_gather_s(size)
-        terms.append(Term("embedding traffic", collective, collective, "(t-1)/t S / B(S) each way", communication=True))
+        # A frozen table has no gradient to bring back.
+        back = work.zeros() if context.job.frozen else collective
+        terms.append(Term("embedding traffic", collective, back, "(t-1)/t S / B(S) each way", communication=True))
     return EndTime(tuple(terms))
 
 
@@ -61,7 +63,8 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, block: Sequence[Lay
         rows,
         frozen=context.job.frozen,
     )
-    per_logit = habits.loss_traffic_bytes or _LOSS_BYTES_PER_LOGIT[habits.fused_kernels]
+    fused = habits.fused_kernels and context.job.loss != "eager"
+    per_logit = habits.loss_traffic_bytes or _LOSS_BYTES_PER_LOGIT[fused]
     loss = per_logit * work.tokens * vocab / split / context.stream_bytes_per_s
     passes = 1.0 + model.mtp_layers
     terms = [
@@ -78,7 +81,13 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, block: Sequence[Lay
         terms.append(Term("logits traffic", passes * logits, work.zeros(), "(t-1)/t S / B(S)", communication=True))
     if model.mtp_layers:
         join = linear_s(
-            context.constants, rate, context.stream_bytes_per_s, work.tokens, 2.0 * model.hidden, model.hidden / work.tp
+            context.constants,
+            rate,
+            context.stream_bytes_per_s,
+            work.tokens,
+            2.0 * model.hidden,
+            model.hidden / work.tp,
+            frozen=context.job.frozen,
         )
         terms.append(
             Term(

@@ -7,7 +7,7 @@ Megatron-LM counts the same way since March 2025; sources that count the full sq
 
 from __future__ import annotations
 
-from planner.cost.params import LayerKind, layer_matmul_params, matmul_params_per_token
+from planner.cost.params import LayerKind, head_widths, layer_matmul_params, matmul_params_per_token
 from planner.specs.model import ModelSpec
 
 
@@ -23,8 +23,7 @@ def keys_per_query(model: ModelSpec, kind: LayerKind, seq_len: int) -> float:
 
 def attention_flops_per_token(model: ModelSpec, kind: LayerKind, seq_len: int) -> float:
     """Forward core attention (scores and weighted values) of one layer: 2 keys n (d_qk + d_v)."""
-    qk = model.head_dim if model.mla is None else model.mla.qk_nope + model.mla.qk_rope
-    value = model.head_dim if model.mla is None else model.mla.v_head
+    qk, value = head_widths(model)
     return 2.0 * keys_per_query(model, kind, seq_len) * model.heads * (qk + value)
 
 

@@ -1,6 +1,6 @@
 """Time of one layer and one micro-batch on one rank, forward and backward, as named terms.
 
-Each term is a pair of (N,) arrays; ``layer_terms`` is the only place where a layer's work is listed, so search,
+Each term is a pair of (N,) arrays; ``layer_time`` is the only place where a layer's work is listed, so search,
 estimate and the time tree cannot disagree about it."""
 
 from __future__ import annotations
@@ -17,13 +17,9 @@ from planner.cost.attention import attention_s
 from planner.cost.context import Work
 from planner.cost.gemm import adapter_s, grouped_linear_s, linear_s
 from planner.cost.groups import Groups
-from planner.cost.params import LayerKind, Matrix, layer_matrices
+from planner.cost.params import LayerKind, Matrix, head_widths, layer_matrices
 from planner.cost.weights import layer_weights
-from planner.specs.batch import FloatArray
-
-_HIDDEN_BYTES = 2.0
-"""Activations travel in 16 bits (fp32 jobs: twice that)."""
-
+from planner.specs.batch import BoolArray, FloatArray
 
 _ROTARY_KERNELS_PER_SAMPLE = 60
 """Queries and keys of one sample: slices, cosine, sine, casts, rotated half, products and sums, about 15 each forward
@@ -80,7 +76,7 @@ def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
         *_matrix_terms(work, kind),
         *_adapter_terms(work, kind),
         *_other_terms(work, kind),
-        *_software_terms(work, kind),
+        *_software_terms(work, groups, kind),
         *_communication_terms(work, groups, kind),
     ]
     return LayerTime(tuple(terms), _host_floor(work, groups, kind))
@@ -184,7 +180,7 @@ def _other_terms(work: Work, kind: LayerKind) -> list[Term]:
     return terms
 
 
-def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
+def _software_terms(work: Work, groups: Groups, kind: LayerKind) -> list[Term]:
     """What some stacks do beside the mathematics of a layer."""
     constants, habits = work.context.constants, work.context.backend.habits
     terms = []
@@ -197,9 +193,9 @@ def _software_terms(work: Work, kind: LayerKind) -> list[Term]:
     if habits.blocking_launches:
         gap = np.full(len(work.batch), habits.kernels_per_layer * constants.blocking_launch_s)
         terms.append(Term("launch gaps", gap / 3.0, 2.0 * gap / 3.0, "kernels x idle time between two of them"))
-    counts_first = habits.expert_dispatch == "all-to-all" and not (habits.padded_experts or habits.expert_overlap)
-    if kind[1] == "moe" and counts_first:
-        wait = constants.routing_wait_share * _routed_host_s(work, kind)
+    if kind[1] == "moe" and not (habits.padded_experts or habits.expert_overlap):
+        waits = np.where(_flexible(work, groups), 0.0, constants.routing_wait_share)
+        wait = waits * _routed_host_s(work, kind)
         if np.any(wait):
             terms.append(Term("routing waits", wait / 3.0, 2.0 * wait / 3.0, "share of the launches behind a wait"))
     return terms
@@ -254,10 +250,11 @@ def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     if kind[0] not in ("attention", "window", "mla") or not np.any(work.cp > 1):
         return Term("context-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
     core = attention_s(work, kind)
-    kv_width = model.kv_heads * model.head_dim if model.mla is None else model.heads * model.head_dim
-    kv = 2.0 * context.activation_bytes * np.maximum(kv_width / work.tp, model.head_dim)
+    # A key and a value of one head, as wide together as a query and an output; latent attention has all heads' keys.
+    pair = context.activation_bytes * sum(head_widths(model))
+    kv = pair * np.maximum((model.kv_heads if model.mla is None else model.heads) / work.tp, 1.0)
     if habits.context_parallel_comm == "all-to-all":
-        q = 2.0 * context.activation_bytes * model.heads * model.head_dim / work.tp
+        q = pair * model.heads / work.tp
         exchange = groups.context.all_to_all_s(work.tokens * (q + kv))
         return Term(
             "context-parallel traffic", exchange, exchange, "(c-1)/c of q, k, v and output / B", communication=True
@@ -291,16 +288,20 @@ def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     token = work.busiest_share * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
     plain = groups.expert.all_to_all_s(moe.top_k * token)
     flex = groups.expert.dispatch_s(token, moe.top_k)
-    chosen = {
-        "all-to-all": plain,
-        "flex-between-domains": np.where(groups.expert.crosses > 0, flex, plain),
-        "flex": flex,
-    }[habits.expert_dispatch]
+    chosen = np.where(_flexible(work, groups), flex, plain)
     shown = 1.0 - context.constants.expert_overlap_share if habits.expert_overlap else 1.0
     both = 2.0 * shown * chosen
     return Term(
         "expert-parallel traffic", both, both.copy(), "dispatch and combine of K copies, each way", communication=True
     )
+
+
+def _flexible(work: Work, groups: Groups) -> BoolArray:
+    """(N,) where one copy of a token goes to each domain, by kernels that exchange the token counts themselves."""
+    habit, backend = work.context.backend.habits.expert_dispatch, work.context.backend
+    if habit == "flex-between-domains":
+        return np.asarray((groups.expert.crosses > 0) & backend.flexible_dispatch(work.context.cluster))
+    return np.full(len(work.batch), habit == "flex")
 
 
 def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
@@ -361,11 +362,15 @@ def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: Recompute
         return _sum(t.forward for t in layer.terms if choice.regathers or not t.communication)
     names = {term.name: term.forward for term in layer.terms}
     zero = work.zeros()
+    # The plain matrices of a mixture's MLP block are its shared experts.
+    blocks = names.get("mlp matrices", zero) + names.get("activation function", zero)
     parts = {
         "attention_core": names.get("core attention", zero),
         "norms": names["norms"] / 2.0,  # the residual add is not repeated
         "activation": names.get("activation function", zero),
-        "mlp": names.get("mlp matrices", zero) + names.get("activation function", zero),
+        "mlp": blocks if kind[1] == "dense" else zero,
+        "expert_activation": names.get("activation function", zero) if kind[1] == "moe" else zero,
+        "shared_experts": names.get("mlp matrices", zero) if kind[1] == "moe" else zero,
         "qkv_up": names["attention projections"] * _up_share(work, kind) if kind[0] == "mla" else zero,
         "half_matmuls": 0.5
         * (
@@ -377,12 +382,15 @@ def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: Recompute
         "moe": names.get("expert matrices", zero)
         + names.get("expert permutation", zero)
         + names.get("expert-parallel traffic", zero)
-        + names.get("activation function", zero),
+        + names.get("router", zero)
+        + blocks
+        if kind[1] == "moe"
+        else zero,
     }
     total = zero
     for name in sorted(choice.repeats):
         total = total + parts[name]
-    if choice.regathers and "mlp" in choice.repeats:
+    if choice.regathers and "mlp" in choice.repeats and kind[1] == "dense":
         total = total + names.get("tensor-parallel traffic", zero) / 2.0
     return total
 

@@ -93,6 +93,13 @@ class LayerParams:
         return self.outside_experts + self.top_k * self.expert_sharded_one
 
 
+def head_widths(model: ModelSpec) -> tuple[int, int]:
+    """Widths of a query (and key) and of a value of one head."""
+    if model.mla is None:
+        return model.head_dim, model.head_dim
+    return model.mla.qk_nope + model.mla.qk_rope, model.mla.v_head
+
+
 def padded_vocab(vocab: int, multiple: IntArray) -> IntArray:
     """(N,) rows of the embedding rounded up to ``multiple`` (Megatron: make-vocab-size-divisible-by times tp)."""
     return -(-vocab // multiple) * multiple

@@ -17,8 +17,6 @@ from planner.cost.groups import Groups
 from planner.cost.optimizer import host_link_bytes_per_s
 from planner.specs.batch import DEVICES, BoolArray, FloatArray, IntArray
 
-_PARAMETER_BYTES = 2.0
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -29,6 +27,8 @@ class Weights:
     expert: FloatArray
     adapters: Weights | None = None
     """What is trained in place of them, where they are frozen (lora jobs)."""
+    tables: FloatArray | float = 0.0
+    """Of the dense ones, embedding and head, which are multiplied in 16 bits whatever the job's format."""
 
     @property
     def trained(self) -> Weights:
@@ -87,7 +87,7 @@ def _traffic(
     shard, regather, data, replica = groups
     habits, stage = work.context.backend.habits, work.traffic_stage
     gradient = habits.gradient_reduce_bytes(work.context.job)
-    parameter = 4.0 if work.context.job.precision == "fp32" else _PARAMETER_BYTES
+    parameter = work.context.job.compute_bytes
     per_layer = habits.data_parallel_overlap == "every-layer"
     bucket = np.full(len(params), habits.bucket_params)
     message, changed = (params, trained) if per_layer else (bucket, bucket)

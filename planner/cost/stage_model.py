@@ -73,7 +73,7 @@ class StageModel:
     recompute_saved_bytes: FloatArray
     """(N, K) of these, not saved when the layer is recomputed."""
     first_activation_bytes: FloatArray
-    """(N,) per micro-batch in flight on rank 0 (embedding output, ids)."""
+    """(N,) per micro-batch in flight on rank 0: token ids, the mask of the embedding's dropout, a kept stage output."""
     in_flight: FloatArray
     """(N, P) micro-batches' worth of the rank's whole stage alive at the peak."""
     fixed_bytes: FloatArray
@@ -87,7 +87,7 @@ class StageModel:
     first_host_bytes: FloatArray
     last_host_bytes: FloatArray
     fixed_host_bytes: FloatArray
-    """(N,) host memory of one rank whatever is offloaded (process, pinned buffers, offloaded parameters)."""
+    """(N,) host memory of one rank whatever is offloaded of the optimizer: process, activations that wait there."""
     local_ranks: FloatArray
     """(N,) ranks of one node."""
     memory_factor: FloatArray

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.backends.base import BufferContext, RecomputeKind, StateBytes
+from planner.backends.base import BufferContext, RecomputeKind, StateBytes, Tensor
 from planner.cost import activations, pipeline
 from planner.cost.context import Work
 from planner.cost.ends import EndTime, embedding_time, head_time
@@ -123,7 +123,8 @@ class Step:
                     added = np.where(self.work.batch.recompute_kind == code, waited, added)
                 elif choice.mode != "none":
                     repeated = recompute_s(self.work, kind, self.layers[k], choice)
-                    issued_again = _FORWARD_LAUNCHES if choice.repeats & {"layer", "moe"} else 0.0
+                    whole = "layer" in choice.repeats or ("moe" in choice.repeats and kind[1] == "moe")
+                    issued_again = _FORWARD_LAUNCHES if whole else 0.0
                     longer = self.exposed_layer(k, repeated, issued_again) - self.layer_time_s[:, k]
                     added = np.where(self.work.batch.recompute_kind == code, longer, added)
             columns.append(added)
@@ -134,7 +135,7 @@ class Step:
 
         The copies of an offloaded layer run beside the compute of all layers up to the next offloaded one."""
         layer, work = self.layers[index], self.work
-        moved = activations.recompute_saved_bytes(work, self.tensors[index], choice)  # type: ignore[arg-type]
+        moved = activations.recompute_saved_bytes(work, self.tensors[index], choice)
         seconds = moved / host_link_bytes_per_s(work.context.cluster)
         window = work.context.model.layers / self.pp / np.maximum(self._offloaded_layers, 1.0)
         return np.asarray(
@@ -159,8 +160,10 @@ class Step:
         expert: FloatArray = getattr(self.expert_state, part)
         trained = weights.trained
         held = dense * trained.dense + expert * trained.expert
-        if weights.adapters is not None and part == "weights":
-            held = held + self.frozen_bytes * weights.dense + self.frozen_expert_bytes * weights.expert
+        if part == "weights":
+            if weights.adapters is not None:
+                held = held + self.frozen_bytes * weights.dense + self.frozen_expert_bytes * weights.expert
+            held = held - self.dense_state.narrow_copies * weights.tables
         return held
 
     @cached_property
@@ -235,8 +238,8 @@ class Step:
         }
 
     @cached_property
-    def tensors(self) -> tuple[dict[str, FloatArray], ...]:
-        return tuple(activations.saved_bytes(self.work, kind) for kind in self.work.context.kinds)  # type: ignore[misc]
+    def tensors(self) -> tuple[dict[Tensor, FloatArray], ...]:
+        return tuple(activations.saved_bytes(self.work, kind) for kind in self.work.context.kinds)
 
     @cached_property
     def activation_bytes(self) -> FloatArray:
@@ -251,7 +254,7 @@ class Step:
             saved = self.work.zeros()
             for code in np.unique(self.work.batch.recompute_kind):
                 choice = context.recompute_kinds[int(code)]
-                spared = activations.recompute_saved_bytes(self.work, tensors, choice)  # type: ignore[arg-type]
+                spared = activations.recompute_saved_bytes(self.work, tensors, choice)
                 saved = np.where(self.work.batch.recompute_kind == code, spared, saved)
             columns.append(saved)
         return self._stack(columns)
@@ -329,7 +332,7 @@ class Step:
         """Once a step: host work, and the all-reduce of a tied table's gradient between its two copies."""
         context = self.work.context
         constant = np.full(len(self.work.batch), context.constants.step_overhead_s)
-        if context.model.tied:
+        if context.model.tied and not context.job.frozen:
             tied = 2.0 * self.groups.pipeline.send_s(4.0 * self.ends.first.dense)
             constant = constant + np.where(self.work.batch.pp > 1, tied, 0.0)
         return constant

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.cost.context import Work
-from planner.cost.params import LayerKind
+from planner.cost.params import LayerKind, layer_matrices
 from planner.specs.batch import FloatArray
 
 _NORM = 4.0
@@ -109,7 +109,7 @@ def routing_bytes(work: Work, kind: LayerKind) -> FloatArray:
 
 
 def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
-    """Quantisation of GEMM inputs in an fp8 job."""
+    """Quantisation of GEMM inputs in an fp8 or fp4 job."""
     model = work.context.model
     if not work.context.job.narrow:
         return work.zeros()
@@ -117,7 +117,11 @@ def cast_bytes(work: Work, kind: LayerKind) -> FloatArray:
     block_input = model.hidden * work.sp_tokens
     elements = work.zeros()
     if kind[0] != "none":
-        elements = block_input + model.heads * model.head_dim / work.tp * work.tokens
+        # The output projections are the only matrices of a mixer that are split by rows.
+        matrices = [m for m in layer_matrices(model, kind) if m.part in ("attention", "mixer")]
+        output = sum(m.inputs for m in matrices if m.split == "row")
+        latent = sum(m.inputs for m in matrices if m.name in ("q_up", "kv_up"))
+        elements = block_input + (latent + output / work.tp) * work.tokens
     if kind[1] == "dense":
         elements = elements + block_input + model.ffn / work.tp * work.tokens
     elif kind[1] == "moe" and model.moe is not None:

@@ -77,12 +77,12 @@ class Ends:
         """Embedding table, learned positions, embedding norm."""
         model = self.work.context.model
         extra = model.learned_positions * model.hidden + (norm_size(model, model.hidden) if model.embedding_norm else 0)
-        return self._end(self._table + extra, self.work.zeros())
+        return self._end(self._table + extra, self.work.zeros(), self._table)
 
-    def _end(self, dense: FloatArray, expert: FloatArray) -> Weights:
+    def _end(self, dense: FloatArray, expert: FloatArray, tables: FloatArray) -> Weights:
         """Embedding and head have no adapters: a lora job trains nothing of them."""
         none = Weights(self.work.zeros(), self.work.zeros())
-        return Weights(dense, expert, none if self.work.context.job.frozen else None)
+        return Weights(dense, expert, none if self.work.context.job.frozen else None, tables)
 
     @cached_property
     def last(self) -> Weights:
@@ -95,10 +95,10 @@ class Ends:
         norm = norm_size(model, model.hidden) if model.final_norm else 0
         dense = table + (bias + projections) / work.tp + norm
         if not model.mtp_layers:
-            return self._end(dense, work.zeros())
+            return self._end(dense, work.zeros(), table)
         blocks = [layer_weights(work, kind) for kind in model.prediction_kinds()]
         inside = sum(layer_params(model, kind).total for kind in model.prediction_kinds())
         joint = mtp_params(model) - model.mtp_layers * inside
         repeated = Weights(sum((b.dense for b in blocks), work.zeros()), sum((b.expert for b in blocks), work.zeros()))
         dense = dense + model.mtp_layers * repeated.dense + joint / work.tp
-        return self._end(dense, model.mtp_layers * repeated.expert)
+        return self._end(dense, model.mtp_layers * repeated.expert, table)

@@ -53,6 +53,12 @@ class Job(Spec):
         return self.precision in ("fp8", "nvfp4")
 
     @property
+    def compute_bytes(self) -> float:
+        """Bytes of an activation, and of a weight as it is multiplied or gathered; narrow formats cast theirs from 16
+        bits."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
     def narrow_share(self) -> float:
         """Bytes of a quantised activation over its 16 bits (nvfp4: half a byte and a scale for every 16 elements)."""
         return {"fp8": 0.5, "nvfp4": 0.28}.get(self.precision, 1.0)

@@ -13,9 +13,10 @@ from planner.catalog import load_model
 from planner.cost.collectives import group
 from planner.cost.context import CostContext, Work
 from planner.cost.gemm import grouped_linear_s
-from planner.cost.layers import LayerTime
+from planner.cost.layers import LayerTime, recompute_s
 from planner.cost.params import LayerKind
 from planner.cost.step import Step
+from planner.cost.traffic import cast_bytes
 from tests.strategies import machines, question, strategy
 
 MOE: LayerKind = ("attention", "moe")
@@ -40,12 +41,21 @@ def qwen(gpus: int = 64, accelerator: str = "h100", **job: Any) -> CostContext:
 
 @pytest.mark.parametrize(
     ("tokens", "forward_share", "weight_share"),
-    [(128, 0.19, 0.08), (512, 0.40, 0.22), (1024, 0.42, 0.28), (2460, 0.48, 0.41)],
+    [(128, 0.19, 0.08), (512, 0.40, 0.22), (1024, 0.42, 0.28)],
 )
 def test_grouped_gemms_at_few_tokens(tokens: int, forward_share: float, weight_share: float) -> None:
-    """SimuMax's B200 tables: weight gradients, whose reduction length is the tokens, lose more at few of them."""
+    """SimuMax's B200 tables, against 0.48 and 0.41 of peak at 2,460 tokens: weight gradients, whose reduction length is
+    the tokens, lose more at few of them."""
+    forward, weight = _grouped_rates(tokens)
+    most_forward, most_weight = _grouped_rates(2460)
+    assert forward / most_forward == pytest.approx(forward_share / 0.48, rel=0.15)
+    assert weight / most_weight == pytest.approx(weight_share / 0.41, rel=0.4)
+
+
+def _grouped_rates(tokens: int) -> tuple[float, float]:
+    """FLOP/s of the forward pass and of the weight gradients of eight experts."""
     context = question("deepseek-v3", machines("b200", 8))
-    peak, local, inputs, outputs = context.cluster.accelerator.peak.bf16 or 0.0, 8.0, 7168.0, 4096.0
+    local, inputs, outputs = 8.0, 7168.0, 4096.0
     rows = np.array([tokens * local])
     forward, backward = grouped_linear_s(
         context.constants,
@@ -57,8 +67,7 @@ def test_grouped_gemms_at_few_tokens(tokens: int, forward_share: float, weight_s
         outputs,
     )
     flops = 2.0 * rows[0] * inputs * outputs
-    assert flops / forward[0] / peak == pytest.approx(forward_share, rel=0.3)
-    assert flops / (backward[0] - forward[0]) / peak == pytest.approx(weight_share, rel=0.4)
+    return flops / forward[0], flops / (backward[0] - forward[0])
 
 
 def test_a_rank_receives_a_token_once() -> None:
@@ -211,3 +220,64 @@ def test_prediction_block_of_a_hybrid() -> None:
     """Nemotron 3 repeats attention and experts ("*E"); a plain decoder repeats its last layer."""
     assert load_model("nemotron-3-super-120b-a12b").spec.prediction_kinds() == (("attention", "none"), ("none", "moe"))
     assert load_model("deepseek-v3").spec.prediction_kinds() == (("mla", "moe"),)
+
+
+def test_recomputed_modules_of_mixtures_spare_dense_layers() -> None:
+    """Megatron's ``moe`` checkpoints the whole block, shared experts included, and ``moe_act`` the activation of the
+    experts; the dense layers in front of them save and repeat what they did."""
+    context = question("deepseek-v3", machines("h100", 64), seq_len=4096, global_batch=64)
+    dense, mixture = context.kinds.index(("mla", "dense")), context.kinds.index(("mla", "moe"))
+    whole, act = (step(context, ep=64, recompute=kind) for kind in ("moe", "moe_act"))
+    for recomputed in (whole, act):
+        assert recomputed.recompute_saved_bytes[0, dense] == 0.0
+        assert recomputed.recompute_time_s[0, dense] == 0.0
+    tokens, inner = 4096.0, 2048.0
+    # Gate and up projections, activations, expert inputs of eight copies; router logits in fp32.
+    routed = 8 * tokens * (6 * inner + 2 * 7168) + 8.0 * 256 * tokens
+    assert whole.recompute_saved_bytes[0, mixture] == pytest.approx(routed + tokens * 6 * inner)
+    assert act.recompute_saved_bytes[0, mixture] == pytest.approx(8 * tokens * 2 * inner)
+
+
+def test_recomputed_mixture_repeats_its_shared_experts() -> None:
+    """Router, shared and routed experts, permutation and traffic run again."""
+    context = question("deepseek-v3", machines("h100", 64), seq_len=4096, global_batch=64)
+    found = layer(context, ("mla", "moe"), ep=64, micro_batch=1)
+    choice = next(kind for kind in context.recompute_kinds if kind.id == "moe")
+    work = step(context, ep=64).work
+    names = ("router", "mlp matrices", "expert matrices", "activation function", "expert permutation")
+    forward = sum(found.named(name).forward[0] for name in (*names, "expert-parallel traffic"))
+    assert recompute_s(work, ("mla", "moe"), found, choice)[0] == pytest.approx(forward)
+
+
+def test_latent_attention_quantises_its_latents_and_values() -> None:
+    """Inputs of the five projections: hidden states, both latents, the heads' values (128 wide, not the keys' 192)."""
+    context = question("deepseek-v3", machines("h100", 64), seq_len=4096, global_batch=64, precision="fp8")
+    work = step(context, ep=64).work
+    dense = cast_bytes(work, ("mla", "dense"))[0] - cast_bytes(work, ("none", "dense"))[0]
+    assert dense == pytest.approx(9.0 * 4096 * (7168 + 1536 + 512 + 128 * 128))
+
+
+def test_a_key_and_a_value_travel_in_context_parallelism() -> None:
+    """Keys of latent attention are 192 wide, values 128."""
+    context = question("deepseek-v3", machines("h100", 64), "deepspeed", seq_len=8192, global_batch=8)
+    found = step(context, cp=8)
+    term = found.layers[0].named("context-parallel traffic")
+    sent = 1024 * 2.0 * 128 * (2 * 192 + 2 * 128)
+    assert term.forward[0] == pytest.approx(found.groups.context.all_to_all_s(np.array([sent]))[0])
+
+
+def test_plans_wait_for_counts_where_no_flexible_dispatcher_is_written() -> None:
+    """DeepEP is written on NVLink GPUs where experts span domains; elsewhere the plain exchange makes the host wait."""
+
+    def parts(accelerator: str, ep: int) -> LayerTime:
+        return layer(qwen(accelerator=accelerator), ep=ep)
+
+    def waits(accelerator: str, ep: int) -> bool:
+        return any(term.name == "routing waits" for term in parts(accelerator, ep).terms)
+
+    assert [waits("h100", ep) for ep in (1, 8, 16)] == [True, True, False]
+    assert waits("gb200", 64)
+    for accelerator in ("mi300x", "h100-pcie-80gb"):
+        assert waits(accelerator, 16)
+        plain = layer(with_habits(qwen(accelerator=accelerator), expert_dispatch="all-to-all"), ep=16)
+        assert np.array_equal(plain.total(), parts(accelerator, 16).total())

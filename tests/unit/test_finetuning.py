@@ -122,3 +122,27 @@ def test_rotary_of_each_sample_takes_host_time() -> None:
     floors = [float(step_of(each).layers[0].host_floor[0]) for each in (plain, context, twice)]
     assert floors[2] - floors[1] == pytest.approx(floors[1] - floors[0])
     assert floors[1] > floors[0]
+
+
+def test_frozen_tables_bring_no_gradients_back() -> None:
+    """Neither a scatter of the embedding's gradient over the tensor-parallel ranks nor a sum over its two copies."""
+    steps = {
+        task: step_of(question("llama-3.2-1b", machines(gpus=8), task=task), tp=2, pp=2, sequence_parallel=True)
+        for task in ("pretrain", "lora")
+    }
+    traffic = {task: next(t for t in step.first_time.terms if t.communication) for task, step in steps.items()}
+    assert traffic["lora"].forward[0] == traffic["pretrain"].forward[0] == traffic["pretrain"].backward[0] > 0.0
+    assert traffic["lora"].backward[0] == 0.0
+    assert steps["lora"].constant_time[0] == steps["lora"].work.context.constants.step_overhead_s
+    assert steps["pretrain"].constant_time[0] > steps["lora"].constant_time[0]
+
+
+def test_joint_inputs_of_prediction_blocks_are_frozen_too() -> None:
+    """The 2h x h projection has no weight gradient: backward takes about as long as forward."""
+    step = step_of(question("deepseek-v3", machines("h100", 64), task="lora", global_batch=64), ep=64)
+    block = next(term for term in step.last_time.terms if term.name == "prediction blocks")
+    layers = [step.layers[step.work.context.kinds.index(kind)] for kind in step.work.context.model.prediction_kinds()]
+    join = [
+        getattr(block, way)[0] - sum(getattr(layer, way)()[0] for layer in layers) for way in ("forward", "backward")
+    ]
+    assert join[1] == pytest.approx(join[0], rel=0.1)

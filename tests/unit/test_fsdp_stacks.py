@@ -170,3 +170,13 @@ def test_fp8_casts_are_one_kernel_in_every_framework() -> None:
     )
     assert np.array_equal(eager.named("fp8 casts").forward, fused.named("fp8 casts").forward)
     assert eager.named("norms").forward[0] > 1.5 * fused.named("norms").forward[0]
+
+
+def test_megatron_fsdp_gathers_two_blocks() -> None:
+    """Weights of two blocks whole, and the 16-bit gradients of two, where parameters are sharded."""
+    found = step_of(question("llama-3-8b", machines("h100", 8), STACKS["megatron-fsdp"]), zero_stage=3)
+    block = found.weights[0].dense[0]
+    assert found.buffers["gathered blocks"][0] == 2 * 2.0 * block
+    assert found.buffers["unsharded gradients"][0] == 2 * 2.0 * block
+    whole = step_of(question("llama-3-8b", machines("h100", 8), STACKS["megatron-fsdp"]))
+    assert whole.buffers["gathered blocks"][0] == 0.0

@@ -17,7 +17,7 @@ from planner.cost.step import Step
 from planner.cost.workspace import workspace_bytes
 from planner.specs.model import ModelSpec
 from planner.units import MIB
-from tests.strategies import machines, question, step_of, strategy
+from tests.strategies import estimated, machines, question, step_of, strategy, under
 
 TOY = ModelSpec(name="toy", layers=4, hidden=512, ffn=2048, heads=8, kv_heads=8, head_dim=64, vocab=512, max_seq=4096)
 TOKENS, H, F, HEADS, SEQ = 2048, 512, 2048, 8, 2048
@@ -177,3 +177,29 @@ def test_bytes_of_measured_stacks() -> None:
         batch = strategy(context, zero_stage=1, shard_degree=8)
         held = stack.state_bytes(context.job, batch, np.array([8]))
         assert (held.weights + held.gradients + held.optimizer)[0] == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layer_bytes"), [("bf16", 2.0), ("fp8", 4.0), ("nvfp4", 2.0 + 2 * (0.5 + 1 / 16))]
+)
+def test_embedding_and_head_have_no_narrow_copies(precision: str, layer_bytes: float) -> None:
+    """Matrices of layers are cached in the narrow format twice; the two tables are multiplied in 16 bits."""
+    step = step_of(question("llama-3-8b", machines("b200", 8), precision=precision))
+    table = 128_256 * 4096
+    assert step.held(step.weights[0], "weights")[0] == pytest.approx(layer_bytes * step.weights[0].dense[0])
+    assert step.held(step.ends.first, "weights")[0] == pytest.approx(2.0 * table)
+    assert step.held(step.ends.last, "weights")[0] == pytest.approx(2.0 * table, rel=1e-4)
+
+
+@pytest.mark.parametrize(("backend", "columns"), [("fsdp", {"zero_stage": 3}), ("deepspeed", {"zero_stage": 2})])
+def test_offloaded_states_leave_their_own_headings(backend: str, columns: dict[str, int]) -> None:
+    """Frameworks that move gradients or weights to the host as well: no heading of the tree falls below zero."""
+    moved = {"offload_optimizer": 1.0, "offload_device": 1, "offload_parameters": int(backend == "fsdp")}
+    tree = estimated(question("llama-2-7b", backend=backend), **columns, **moved).memory
+    held = {name: under(tree.children[0].children[0], name) for name in ("weights", "gradients", "optimizer")}
+    assert held["optimizer"] == 0.0
+    if backend == "fsdp":
+        assert held == {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
+    else:
+        # The 16-bit gradients of the shard stay beside whole weights.
+        assert held["gradients"] == pytest.approx(held["weights"] / 8)

@@ -15,7 +15,7 @@ from planner.catalog import load_system
 from planner.cost.collectives import group
 from planner.cost.context import CostContext
 from planner.specs.measurement import MeasuredRun
-from planner.specs.model import ModelSpec
+from planner.specs.model import ModelSpec, WindowSpec
 from planner.units import GIB
 from tests.strategies import machines, question, step_of
 
@@ -196,3 +196,21 @@ def test_megatron_that_is_said_to_shard_gradients() -> None:
     case = interpret(measured("megatron-lm", zero=2, recompute="none", vpp=1))
     assert case.batch.zero_stage.tolist() == [1]
     assert case.context.cluster.memory_bytes_per_gpu > 70 * GIB
+
+
+def test_materialised_scores_of_every_pair() -> None:
+    """Without a fused kernel neither a window nor packed samples spare a score."""
+    windowed = SMALL.model_copy(update={"window": WindowSpec(size=256, global_every=0)})
+    plain, packed = (on_a100(flash_attention=False, sample_tokens=sample) for sample in (None, 128))
+    times = [seconds(context, "core attention") for context in (plain, packed)]
+    times.append(seconds(on_a100(model=windowed, flash_attention=False), "core attention"))
+    assert times[0] == times[1] == times[2]
+
+
+def test_a_loss_of_several_kernels_streams_its_logits_more_often() -> None:
+    loss = {
+        choice: next(term for term in step_of(on_a100(loss=choice)).last_time.terms if term.name == "loss")
+        for choice in ("auto", "fused", "eager")
+    }
+    assert loss["auto"].forward[0] == loss["fused"].forward[0]
+    assert loss["eager"].forward[0] == pytest.approx(20.0 / 8.0 * loss["fused"].forward[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from planner.accuracy.runs.skip import Skip
 from planner.accuracy.runs.stated import number
 from planner.backends import megatron
-from planner.backends.base import Backend, RecomputeKind, Tensor
+from planner.backends.base import NONE, Backend, RecomputeKind, Tensor
 from planner.backends.stacks import ACTIVATIONS_TO_HOST
 from planner.specs.batch import EVERY_LAYER
 from planner.specs.cluster import Cluster
@@ -57,8 +57,8 @@ _OFFLOADED: dict[str, tuple[Tensor, ...]] = {
     "core_attn": ("qkv",),
     "attn_proj": ("attention_output",),
     "expert_fc1": ("router",),
-    "moe_act": ("mlp_up",),
-    "fused_group_mlp": ("router", "mlp_up", "mlp_act"),
+    "moe_act": ("expert_up",),
+    "fused_group_mlp": ("router", "expert_up", "expert_act"),
 }
 """Saved tensors that offloading the inputs of one of Megatron's modules moves (fine_grained_activation_offload)."""
 
@@ -103,7 +103,7 @@ def recomputations_of(run: MeasuredConfiguration, model: ModelSpec, stack: Backe
 
 def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend) -> tuple[Recomputation, ...]:
     offered = {kind.id: kind for kind in stack.recompute_kinds(model, _job_like(run))}
-    none = Recomputation(megatron.NONE)
+    none = Recomputation(NONE)
     selective = next((kind for kind in offered.values() if kind.mode == "selective"), None)
     words = (run.recompute or "").strip().lower()
     offloaded = re.search(r"activations of (\d{1,9})\d* layers", run.offload or "")
@@ -136,7 +136,7 @@ def _unstated(
     """Choices worth considering where a record says nothing of recomputation."""
     if not isinstance(stack, megatron.Megatron):
         return tuple(Recomputation(kind) for kind in offered.values())
-    none, full = Recomputation(megatron.NONE), Recomputation(megatron.FULL)
+    none, full = Recomputation(NONE), Recomputation(megatron.FULL)
     if stack.name == "megatron-fsdp":
         parts = [] if run.offload else [Recomputation(ACTIVATIONS_TO_HOST, layers) for layers in _quarters(model, run)]
         return (none, full, *parts)
