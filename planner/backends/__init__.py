@@ -13,6 +13,9 @@ from planner.errors import InputError
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Megatron(), DeepSpeed(), Fsdp())}
 """Every backend by its name."""
 
+COMPARED = ("megatron", "deepspeed", "fsdp")
+"""What ``auto`` compares; the others run the same step in another spelling, or are asked for by name."""
+
 
 def get_backend(name: str) -> Backend:
     """The backend called ``name`` (case and surrounding space do not matter)."""

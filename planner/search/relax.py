@@ -96,9 +96,10 @@ def _without_a_pin(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
 
 
 def _other_backends(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
-    from planner.backends import BACKENDS
+    from planner.backends import BACKENDS, COMPARED
 
-    for name, backend in BACKENDS.items():
+    for name in COMPARED:
+        backend = BACKENDS[name]
         if name != problem.context.backend.name:
             text = f"use {backend.title}: a plan fits with --backend {name}"
             yield Relaxation("backend", name, text), replace(problem, context=replace(problem.context, backend=backend))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from planner import __version__
-from planner.backends import BACKENDS
+from planner.backends import BACKENDS, COMPARED
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InputError
 from planner.service.clusters import resolve_cluster
@@ -60,7 +60,7 @@ def suggest(request: PlanRequest, progress: Progress | None = None) -> PlanDocum
     Raises InfeasibleError when nothing fits, TimeLimitError when the limit ends the search before anything was found,
     and Interrupted, with the document of what was found until then, on Ctrl-C.
     """
-    names = tuple(BACKENDS) if request.backend == "auto" else (request.backend,)
+    names = COMPARED if request.backend == "auto" else (request.backend,)
     one_of(request.backend, "--backend", ("auto", *BACKENDS))
     checked_int(request.top, "--top", 1, MAX_TOP)
     if request.time_limit_s is not None:
