@@ -4,10 +4,13 @@ Likeness counts doublings of degrees; among equally like candidates the fastest 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from planner.cost.context import CostContext
 from planner.cost.evaluate import evaluate
+from planner.search.outcome import Pin
 from planner.search.space import Group, enumerate_space
 from planner.specs.batch import DEVICES, FloatArray, StrategyBatch
 from planner.specs.strategy import Strategy
@@ -22,11 +25,13 @@ _DEGREES: tuple[tuple[str, float], ...] = (
 """(column, weight of one doubling): a mesh matters more than how it is filled."""
 
 
-def nearest(context: CostContext, strategy: Strategy) -> StrategyBatch | None:
-    """One row, legal for the backend of ``context``; None where the backend has no candidate that fits."""
+def nearest(context: CostContext, strategy: Strategy, pins: Mapping[str, Pin] | None = None) -> StrategyBatch | None:
+    """One row, legal for the backend of ``context``; None where the backend has no candidate that fits.
+
+    Raises InputError for pins that leave nothing."""
     best: tuple[float, float] | None = None
     row: StrategyBatch | None = None
-    space = enumerate_space(context, {})
+    space = enumerate_space(context, pins or {})
     for core in _closest(space.cores, strategy):
         variants = space.variants(core)
         if not len(variants):
@@ -65,5 +70,6 @@ def _distance(batch: StrategyBatch, strategy: Strategy) -> FloatArray:
 def _saver_distance(context: CostContext, batch: StrategyBatch, strategy: Strategy) -> FloatArray:
     """Of recomputation and offload."""
     modes = np.array([kind.mode != strategy.recompute.mode for kind in context.recompute_kinds])
-    device = DEVICES.index(strategy.offload.device)
-    return np.asarray(0.5 * modes[batch.recompute_kind] + 1.0 * (batch.offload_device != device), dtype=np.float64)
+    share = np.abs(batch.offload_optimizer - strategy.offload.optimizer)
+    weights = batch.offload_parameters != DEVICES.index(strategy.offload.parameters)
+    return np.asarray(0.5 * modes[batch.recompute_kind] + share + 0.5 * weights, dtype=np.float64)

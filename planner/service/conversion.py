@@ -15,6 +15,7 @@ from planner.cost.context import CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InputError
 from planner.search.nearest import nearest
+from planner.service.advice import differences
 from planner.service.checking import CheckRequest, examine
 from planner.service.document import make_document
 from planner.service.profiles import context_of
@@ -85,13 +86,16 @@ def convert_files(asked: CheckRequest, target: str | None = None) -> Converted:
     return Converted(document, lost)
 
 
+SAME_JOB = ("tp", "cp", "pp", "ep", "micro_batch")
+"""Degrees that have to stay: with them every rank sees the same samples and the loss is the same."""
+
+
 def _converted(request: Request, strategy: Strategy, source: str, name: str) -> Converted:
     asked = request.model_copy(update={"backend": name, "pins": {}})
     context = context_of(asked, name)
-    batch, lost = _batch(context, strategy)
-    _refuse_broken_rules(context, batch, strategy, source)
+    batch, lost = _carried(context, strategy, source)
     said = to_strategy(batch, 0, context.recompute_kinds, context.job)
-    lost += _other_habits(source, name)
+    lost += _other_habits(source, name, said)
     plan = Plan(backend=name, strategy=said, estimate=cost_estimate(context, batch))
     document = make_document(
         asked,
@@ -103,9 +107,38 @@ def _converted(request: Request, strategy: Strategy, source: str, name: str) -> 
     return Converted(document, tuple(lost))
 
 
-def _batch(context: CostContext, strategy: Strategy) -> tuple[StrategyBatch, list[str]]:
-    """The strategy for the target's recompute kinds: the same modules, or what it calls the same mode."""
+def _carried(context: CostContext, strategy: Strategy, source: str) -> tuple[StrategyBatch, list[str]]:
+    """The strategy in the target: as it is, or with other sharding, recomputation or offload where it has its own; the
+    job stays the same."""
+    exact, lost = _batch(context, strategy)
+    if exact is not None and not _broken(context, exact):
+        return exact, lost
+    whose = f"{context.backend.title} cannot run this {get_backend(source).title} plan"
+    try:
+        row = nearest(context, strategy, {name: getattr(strategy, name) for name in SAME_JOB})
+    except InputError as problem:
+        raise InputError(
+            f"{whose}: {problem.message}",
+            where="--to",
+            got=problem.got,
+            allowed=problem.allowed,
+            hint=_nearest(context, strategy),
+        ) from problem
+    if row is None:
+        raise InputError(
+            f"{whose}: with the same mesh and micro-batch nothing that it can run fits",
+            where="--to",
+            hint=_nearest(context, strategy),
+        )
+    return row, list(differences(strategy, to_strategy(row, 0, context.recompute_kinds, context.job)))
+
+
+def _batch(context: CostContext, strategy: Strategy) -> tuple[StrategyBatch | None, list[str]]:
+    """The strategy with the target's recompute kinds: the same modules, or what it calls the same mode; None where it
+    has no such mode."""
     kind, changed = _recompute_kind(context, strategy.recompute)
+    if kind is None:
+        return None, []
     plain = strategy.model_copy(update={"recompute": Recompute()})
     batch = from_strategy(plain, (NONE,))
     counts = strategy.recompute.layers_per_stage
@@ -118,36 +151,22 @@ def _batch(context: CostContext, strategy: Strategy) -> tuple[StrategyBatch, lis
     return batch.with_values(recompute_kind=np.array([index]), recompute_layers=np.array([most])), lost
 
 
-def _recompute_kind(context: CostContext, wanted: Recompute) -> tuple[RecomputeKind, str]:
+def _recompute_kind(context: CostContext, wanted: Recompute) -> tuple[RecomputeKind | None, str]:
     kinds = context.recompute_kinds
     for kind in kinds:
         if kind.mode == wanted.mode and sorted(kind.modules) == sorted(wanted.modules):
             return kind, ""
     alike = [kind for kind in kinds if kind.mode == wanted.mode]
-    named = f"{wanted.mode} {'+'.join(wanted.modules)}".strip()
     if not alike:
-        raise InputError(
-            f"{context.backend.title} cannot recompute this way",
-            where="--to",
-            got=named,
-            allowed="; ".join(kind.id for kind in kinds),
-            hint=f"make a plan for it: `planner suggest --backend {context.backend.name}`",
-        )
+        return None, ""
+    named = f"{wanted.mode} {'+'.join(wanted.modules)}".strip()
     return alike[0], f"recomputation of {'+'.join(wanted.modules) or named} becomes {alike[0].id}"
 
 
-def _refuse_broken_rules(context: CostContext, batch: StrategyBatch, strategy: Strategy, source: str) -> None:
+def _broken(context: CostContext, batch: StrategyBatch) -> bool:
+    """Whether a rule of the target forbids this one row."""
     facts = RuleContext(context.model, context.cluster, context.job, batch, context.recompute_kinds)
-    for rule, broken in context.backend.broken_rules(facts):
-        if broken[0]:
-            raise InputError(
-                f"{context.backend.title} cannot run this {get_backend(source).title} plan: {rule.reason} "
-                f"[rule {rule.id}, {rule.source}]",
-                where="--to",
-                got=rule.equation(facts, 0),
-                allowed=rule.allowed(facts, 0) if rule.allowed else None,
-                hint=_nearest(context, strategy),
-            )
+    return any(broken[0] for _, broken in context.backend.broken_rules(facts))
 
 
 def _nearest(context: CostContext, strategy: Strategy) -> str:
@@ -165,7 +184,7 @@ def _nearest(context: CostContext, strategy: Strategy) -> str:
     return f"the nearest plan that it can run: --backend {name} --pin {','.join(pins)}"
 
 
-def _other_habits(source: str, target: str) -> list[str]:
+def _other_habits(source: str, target: str, strategy: Strategy) -> list[str]:
     """How a step differs between the two frameworks although the strategy is the same."""
     one, other = BACKENDS[source], BACKENDS[target]
     if one.family == other.family:
@@ -173,7 +192,7 @@ def _other_habits(source: str, target: str) -> list[str]:
     lost = []
     if one.habits.fused_kernels != other.habits.fused_kernels:
         lost.append(f"kernels are {'fused' if other.habits.fused_kernels else 'not fused'} there")
-    if one.habits.context_parallel_comm != other.habits.context_parallel_comm:
+    if strategy.cp > 1 and one.habits.context_parallel_comm != other.habits.context_parallel_comm:
         lost.append(
             f"context parallelism is {other.habits.context_parallel_comm}, not {one.habits.context_parallel_comm}"
         )
