@@ -246,6 +246,7 @@ def gpus(
 
 @app.command()
 def backends(
+    text: Annotated[str, typer.Argument(help="Only frameworks with this in their name.", metavar="[TEXT]")] = "",
     rules: Annotated[bool, typer.Option("--rules", help="List every rule with its source.")] = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
@@ -254,7 +255,7 @@ def backends(
     from planner import service
     from planner.cli import listings, problems
 
-    rows = service.list_backends()
+    rows = service.list_backends(text)
     problems.print_json(rows) if as_json else listings.print_backends(rows, rules=rules)
 
 

@@ -105,6 +105,9 @@ _FEATURES: tuple[tuple[str, str], ...] = (
 def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
     """A line for each framework with what it can express, and its rules."""
     console = stdout()
+    if not rows:
+        console.print(NOTHING_FOUND)
+        return
     headers: list[tuple[str, Justify]] = [
         ("framework", "left"),
         *((title, "left") for title, _ in _FEATURES),

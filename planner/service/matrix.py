@@ -24,9 +24,10 @@ PROBES = (("llama-3-8b", 16), ("llama-2-7b", 16), ("qwen3-30b-a3b", 16))
 """(model, GPUs) on which every framework's space is walked: grouped heads, full heads, a mixture of experts."""
 
 
-def list_backends() -> list[dict[str, Any]]:
-    """One record a framework."""
-    return [_backend(backend) for backend in BACKENDS.values()]
+def list_backends(text: str = "") -> list[dict[str, Any]]:
+    """One record for each framework with ``text`` in its name or title."""
+    wanted = text.lower()
+    return [_backend(each) for each in BACKENDS.values() if wanted in each.name or wanted in each.title.lower()]
 
 
 def _backend(backend: Backend) -> dict[str, Any]:
