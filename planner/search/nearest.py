@@ -4,7 +4,7 @@ Likeness counts doublings of degrees; among equally like candidates the fastest 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from planner.search.space import Group, enumerate_space
 from planner.specs.batch import DEVICES, FloatArray, StrategyBatch
 from planner.specs.strategy import Strategy
 
-NEAREST_CORES = 200
-"""Candidates, before recomputation and offload, that are looked at in full."""
+CHUNK = 200
+"""Candidates, before recomputation and offload, that are looked at in full at a time: the nearest first."""
 
 _DEGREES: tuple[tuple[str, float], ...] = (
     ("tp", 1.0), ("pp", 1.0), ("cp", 1.0), ("ep", 1.0), ("vpp", 0.3), ("etp", 0.3), ("shard_degree", 0.2),
@@ -29,33 +29,36 @@ def nearest(context: CostContext, strategy: Strategy, pins: Mapping[str, Pin] | 
     """One row, legal for the backend of ``context``; None where the backend has no candidate that fits.
 
     Raises InputError for pins that leave nothing."""
-    best: tuple[float, float] | None = None
-    row: StrategyBatch | None = None
     space = enumerate_space(context, pins or {})
-    for core in _closest(space.cores, strategy):
-        variants = space.variants(core)
-        if not len(variants):
-            continue
-        priced = evaluate(context, variants.batch)
-        far = _distance(variants.batch, strategy) + _saver_distance(context, variants.batch, strategy)
-        for index in np.lexsort((priced.step_time_s, far)).tolist():
-            rank = (round(float(far[index]), 6), float(priced.step_time_s[index]))
-            if best is not None and rank >= best:
-                break
-            if priced.fits[index]:
-                best, row = rank, variants.batch.take(np.array([index]))
-                break
-    return row
+    distances = [_distance(core.batch, strategy) for core in space.cores]
+    ranked = np.sort(np.concatenate(distances)) if distances else np.zeros(0)
+    below = -np.inf
+    found: list[tuple[float, float, StrategyBatch]] = []
+    for limit in dict.fromkeys(ranked[CHUNK - 1 :: CHUNK].tolist() + ranked[-1:].tolist()):
+        for core, far in zip(space.cores, distances, strict=True):
+            chosen = (far > below) & (far <= limit)
+            if chosen.any():
+                found += _nearest_fitting(context, space.variants(core.take(chosen)), strategy)
+        # Recomputation and offload only add to the distance of what is left.
+        if found and min(found, key=lambda each: each[:2])[0] <= limit:
+            break
+        below = limit
+    return min(found, key=lambda each: each[:2])[2] if found else None
 
 
-def _closest(cores: tuple[Group, ...], strategy: Strategy) -> list[Group]:
-    """The cores with the smallest distances, group by group."""
-    distances = [_distance(core.batch, strategy) for core in cores]
-    if not distances:
-        return []
-    everything = np.sort(np.concatenate(distances))
-    limit = everything[min(NEAREST_CORES, len(everything)) - 1]
-    return [core.take(far <= limit) for core, far in zip(cores, distances, strict=True) if (far <= limit).any()]
+def _nearest_fitting(
+    context: CostContext, group: Group, strategy: Strategy
+) -> Iterator[tuple[float, float, StrategyBatch]]:
+    """The candidate of a group that fits and is nearest, with its distance and its step time; at most one."""
+    if not len(group):
+        return
+    priced = evaluate(context, group.batch)
+    far = np.round(_distance(group.batch, strategy) + _saver_distance(context, group.batch, strategy), 6)
+    order = np.lexsort((priced.step_time_s, far))
+    fitting = order[priced.fits[order]]
+    if len(fitting):
+        first = int(fitting[0])
+        yield float(far[first]), float(priced.step_time_s[first]), group.batch.take(np.array([first]))
 
 
 def _distance(batch: StrategyBatch, strategy: Strategy) -> FloatArray:

@@ -83,6 +83,7 @@ CASES = [
         hybrid,
         {"pp": 2, "dp": 8, "shard_degree": 8, "stage_layers": [16, 16]},
         ("pp(2)", "must be 1"),
+        also=frozenset({"schedule"}),
     ),
     RuleCase("no-virtual-stages", hybrid, {"vpp": 2, "stage_layers": [16, 16]}, ("vpp(2)", "must be 1")),
     RuleCase("number-format", hybrid, {"cluster": h100_cluster(16, accelerator=v100())}, ("bf16", "v100")),
