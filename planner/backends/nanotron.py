@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from planner.backends.base import EVERYTHING, NONE, BufferContext, OffloadChoice, RecomputeKind, StateBytes
+from planner.backends.base import EVERYTHING, NONE, BufferContext, OffloadChoice, RecomputeKind, StateBytes, StateFormat
 from planner.backends.deepspeed import EAGER_LOSS_BYTES
 from planner.backends.megatron import Megatron
 from planner.backends.nanotron_rules import RULES
@@ -117,13 +117,17 @@ class Nanotron(Megatron):
 
     def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
         """Asynchronous collectives of NCCL, which run over any links."""
-        return np.asarray((batch.tp > 1) & batch.sequence_parallel)
+        return np.asarray((batch.tp > 1) & batch.sequence_parallel & self.habits.tensor_parallel_overlap)
+
+    def state_format(self, job: Job) -> StateFormat:
+        """Bytes per parameter, as the run states them or as plans are written."""
+        return self.habits.state_format or StateFormat(WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES)
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         """Whole weights and gradients, optimizer states spread over the shard at stage 1."""
-        ones = np.ones(len(batch))
-        states = OPTIMIZER_BYTES / np.where(batch.zero_stage >= 1, shard, 1).astype(np.float64)
-        return StateBytes(WEIGHT_BYTES * ones, GRADIENT_BYTES * ones, states, states, states, 0.0 * ones)
+        ones, stored = np.ones(len(batch)), self.state_format(job)
+        states = stored.optimizer / np.where(batch.zero_stage >= 1, shard, 1).astype(np.float64)
+        return StateBytes(stored.weights * ones, stored.gradients * ones, states, states, states, 0.0 * ones)
 
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """DistributedDataParallel's buckets are views of the gradients."""

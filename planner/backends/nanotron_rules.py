@@ -49,7 +49,7 @@ def _departures(model: ModelSpec) -> list[str]:
         f"norm {model.norm}": model.norm != "rmsnorm" or model.norms_per_layer != 2 or not model.final_norm,
         f"qk_norm {model.qk_norm}": model.qk_norm != "none",
         "an MLP without a gate": not model.gated_mlp,
-        f"activation {model.activation}": model.activation not in ("silu", "gelu", "relu"),
+        f"activation {model.activation}": model.activation not in ("silu", "gelu", "relu", "relu2"),
         "biases outside query, key and value": model.bias.out or model.bias.mlp or model.head_bias,
         "prediction blocks": model.mtp_layers > 0,
         "an embedding of another width": model.embedding_width not in (0, model.hidden) or model.embedding_projections,
