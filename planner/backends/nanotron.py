@@ -39,7 +39,7 @@ def layers_by_cost(model: ModelSpec, pp: int, *, tie_closes: bool = False) -> tu
 
     A stage is closed by the block with which the running cost exceeds its share (nanotron/models/base.py, build_model;
     costs from get_block_compute_costs of the models), or reaches it where ``tie_closes``.  The last stages can be left
-    without layers; such a split cannot run.
+    without layers: with the head alone, or with nothing at all, which DistributedDataParallel refuses.
     """
     layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.ffn * model.hidden
     total = model.layers * layer + model.vocab * model.hidden
