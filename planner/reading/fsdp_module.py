@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, Finding, Severity, StatedStrategy
-from planner.reading.launch_scripts import processes_per_node
+from planner.reading.launch_scripts import processes_per_node, wrong_world_size
 from planner.specs.job import Precision
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Offload, Recompute
@@ -51,11 +51,21 @@ class Module:
     def find(
         self, finding: str, severity: Severity, message: str, constant: str, *, allowed: str = "", hint: str = ""
     ) -> None:
-        line = self.lines.get(constant)
-        where = f"{self.name}:{line}" if line else self.name
         self.findings.append(
-            Finding(id=finding, severity=severity, message=message, where=where, allowed=allowed, hint=hint)
+            Finding(
+                id=finding,
+                severity=severity,
+                message=message,
+                where=self.where(constant),
+                allowed=allowed,
+                hint=hint,
+            )
         )
+
+    def where(self, constant: str) -> str:
+        """``file:line`` of its assignment."""
+        line = self.lines.get(constant)
+        return f"{self.name}:{line}" if line else self.name
 
     def count(self, name: str) -> int | None:
         """A whole number from 1 on; None with a finding where it is something else."""
@@ -221,11 +231,12 @@ def _configuration(module: Module, files: Files) -> Configuration:
     dp = _product(replicate, shard)
     stage, degree = _sharding(module, switches, shard, cp)
     model = _model(module, files)
+    gpus = _product(dp, cp, tp)
     return Configuration(
         format=FsdpModuleReader.title,
         backend="fsdp",
         model=model,
-        gpus=_product(dp, cp, tp),
+        gpus=gpus,
         gpus_per_node=processes_per_node(files),
         seq_len=counts["SEQ_LEN"],
         global_batch=_product(dp, counts["MICRO_BATCH"], counts["GRAD_ACCUM"]),
@@ -251,7 +262,7 @@ def _configuration(module: Module, files: Files) -> Configuration:
             offload=_offload(switches),
         ),
         habits=_habits(module, switches, tp),
-        findings=tuple(module.findings),
+        findings=(*module.findings, *wrong_world_size(files, " * ".join(DEGREES), gpus, module.where("TP"))),
         unread=tuple(module.unread),
     )
 
@@ -300,12 +311,11 @@ def _habits(module: Module, switches: Mapping[str, bool | None], tp: int | None)
     if tp == 1 and stated:
         module.find(
             "loss-parallel-needs-tp",
-            "error",
-            "LOSS_PARALLEL needs logits that are split over TP ranks, and TP = 1 splits none",
+            "note",
+            "LOSS_PARALLEL does nothing with TP = 1: the logits are whole on every rank",
             "LOSS_PARALLEL",
             allowed="False, or TP above 1",
         )
-        return {}
     return {"loss_vocab_parallel": False} if tp is not None and tp > 1 and stated is False else {}
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from planner.reading.configuration import Files
+from planner.reading.configuration import Files, Finding
 
+_NODES = re.compile(r"--nnodes[= ]+(\d{1,6})\b(?!:)")
 _PROCESSES = re.compile(r"--nproc[-_]per[-_]node[= ]+(\d{1,5})\b")
 
 
@@ -21,6 +22,32 @@ def processes_per_node(files: Files) -> int | None:
         if found and int(found[1]) > 0:
             return int(found[1])
     return None
+
+
+def processes(files: Files) -> int | None:
+    """All processes that torchrun starts, where a script says so in numbers."""
+    for text in scripts(files).values():
+        local, nodes = _PROCESSES.search(text), _NODES.search(text)
+        if local and (nodes or "--standalone" in text):
+            return int(local[1]) * (int(nodes[1]) if nodes else 1) or None
+    return None
+
+
+def wrong_world_size(files: Files, product: str, gpus: int | None, where: str) -> tuple[Finding, ...]:
+    """The finding that a script starts another number of processes than the degrees multiply to, if it does."""
+    started = processes(files)
+    if started is None or gpus is None or started == gpus:
+        return ()
+    return (
+        Finding(
+            id="world-size",
+            severity="error",
+            message=f"{product} = {gpus}, but the launch script starts {started} processes",
+            where=where,
+            allowed=f"degrees whose product is {started}",
+            hint="change one of the degrees, or --nnodes and --nproc-per-node",
+        ),
+    )
 
 
 def sets(files: Files, variable: str, value: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from planner.backends.base import StateFormat
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, Finding, StatedStrategy
-from planner.reading.launch_scripts import processes_per_node, scripts, sets
+from planner.reading.launch_scripts import processes_per_node, scripts, sets, wrong_world_size
 from planner.reading.nanotron_keys import (
     ADAM,
     DATA,
@@ -154,11 +154,12 @@ def _configuration(notes: Notes, parts: dict[str, dict[str, Any]], files: Files)
     scatters = _scatters(notes, parallel)
     schedule = _schedule(notes, parallel, pp, accumulated)
     _check_queue(notes, files, tp)
+    gpus = _product(tp, pp, dp, cp)
     return Configuration(
         format=NanotronReader.title,
         backend="nanotron",
         model=model,
-        gpus=_product(tp, pp, dp, cp),
+        gpus=gpus,
         gpus_per_node=processes_per_node(files),
         seq_len=sizes["sequence_length"],
         global_batch=_product(micro, accumulated, dp),
@@ -184,7 +185,10 @@ def _configuration(notes: Notes, parts: dict[str, dict[str, Any]], files: Files)
             offload=Offload(),
         ),
         habits=_habits(notes, parts, scatters),
-        findings=tuple(notes.findings),
+        findings=(
+            *notes.findings,
+            *wrong_world_size(files, "tp * pp * dp * context_parallel_size", gpus, notes.file.where("parallelism")),
+        ),
         unread=tuple(notes.unread),
     )
 
