@@ -1,4 +1,4 @@
-"""Frameworks that published runs used and for which no plans are written: how each of them ran a step.
+"""Frameworks that published runs used: how each of them ran a step, whether or not plans are written for it.
 
 A stack differs from the backend it derives from only in stated habits and memory layout.  The same classes price a
 user's own runs on such a framework.
@@ -20,18 +20,14 @@ from planner.backends.megatron import (
     Megatron,
     unfused_loss_bytes,
 )
-from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
-from planner.specs.cluster import Cluster
+from planner.backends.nanotron import Nanotron
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 
 FRAGMENTED = 1.10
 """Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1; with them 1.03 to 1.09
 was measured (43 runs of MooreThreads/SimuMax)."""
-
-
-FUSED_NORM_BYTES = 4.0
-"""Memory traffic of a norm in one kernel per hidden element, forward: read 2, write 2."""
 
 
 GATHERED_LOGIT_BYTES = 12.0
@@ -182,57 +178,6 @@ class AlephAlpha(Megatron):
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         return _states(batch, shard, 2.0, 2.0, 12.0)
-
-
-class Nanotron(Megatron):
-    """nanotron: tensor parallelism with reduce-scatter, 1F1B, ZeRO-0 or 1, fp32 gradient accumulation."""
-
-    name = "nanotron"
-    family = "nanotron"
-    title = "nanotron"
-    habits = replace(
-        Megatron.habits,
-        fused_kernels=False,
-        attention_kernel="flash2",
-        vocab_multiple=1,
-        # Triton RMSNorm.
-        norm_bytes=FUSED_NORM_BYTES,
-        # fp32 logits: cast (6), maximum (4), shift (8), exponential (8), sum (4), division (8), copy (8), times the
-        # incoming gradient (8), cast back (6); nanotron/parallel/tensor_parallel/functional.py.  Kernels this long
-        # stream at 0.92 of peak where others reach 0.75.
-        loss_traffic_bytes=48.0,
-        # A 16-bit gradient is written (2), read (2) and added to the fp32 one (8).
-        gradient_add_bytes=12.0,
-        # Gathers of the backward pass run beside the input gradients, scatters beside the weight gradients.
-        tensor_parallel_overlap=True,
-        overlap_buffers=1.0,
-        kernels_per_layer=200,
-        loss_bytes_per_logit=eager_loss_bytes,
-        eager_copies=True,
-        transformer_engine=False,
-        fused_gradient_accumulation=False,
-    )
-
-    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
-        """Blocks are handed out by compute cost, the head included (nanotron/models/llama.py, get_block_compute_costs;
-        a stage is closed by the block with which the running cost reaches its share)."""
-        layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.ffn * model.hidden
-        total = model.layers * layer + model.vocab * model.hidden
-        counts, stage = [0] * pp, 0
-        for index in range(model.layers):
-            counts[stage] += 1
-            if (index + 1) * layer * pp >= total * (stage + 1) and stage < pp - 1:
-                stage += 1
-        return tuple(counts)
-
-    def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
-        """Asynchronous collectives of NCCL, which run over any links."""
-        return np.asarray((batch.tp > 1) & batch.sequence_parallel)
-
-    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        """The bf16 gradient of every parameter stays beside its fp32 accumulator (nanotron/optim/
-        gradient_accumulator.py)."""
-        return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
 
 
 class ZeroBubble(Megatron2021):
@@ -484,7 +429,7 @@ STACKS: dict[str, Backend] = {
         MegatronDeepSpeed(),
         MegatronFsdp(),
         AlephAlpha(),
-        Nanotron(),
+        Nanotron(published=True),
         ZeroBubble(),
         LlmFoundry(),
         Torchtitan(),

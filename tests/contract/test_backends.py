@@ -51,7 +51,7 @@ def total(backend: Backend, precision: Precision = "bf16", **columns: object) ->
 
 def test_backends_are_found_by_name() -> None:
     """Order, spelling and near names."""
-    assert list(BACKENDS) == ["megatron", "deepspeed", "fsdp"]
+    assert list(BACKENDS) == ["megatron", "deepspeed", "fsdp", "nanotron"]
     assert get_backend(" Megatron ") is BACKENDS["megatron"]
     with pytest.raises(InputError, match="unknown backend") as caught:
         get_backend("deepsped")
@@ -131,7 +131,8 @@ def test_default_layout_holds_all_layers(backend: Backend, pp: int, vpp: int) ->
     assert len(layout) == pp * vpp
     assert sum(layout) == 80
     assert min(layout) >= 1
-    assert max(layout) - min(layout) <= 1
+    # nanotron weighs the head like the layers it equals, so its last stage is shorter.
+    assert max(layout) - min(layout) <= (2 if backend.name == "nanotron" else 1)
 
 
 def test_megatron_leaves_room_for_prediction_blocks() -> None:
@@ -156,7 +157,8 @@ def test_shard_degrees(backend: Backend) -> None:
     assert backend.shard_degrees(cluster, 1, 1, 128, 0) == (1,)
     for stage in backend.zero_stages[1:]:
         degrees = backend.shard_degrees(cluster, 2, 2, 32, stage)
-        assert degrees[0] == 64
+        # nanotron's context-parallel ranks hold the same states.
+        assert degrees[0] == (32 if backend.name == "nanotron" else 64)
         assert all(64 % degree == 0 for degree in degrees)
         assert all(2 * degree <= cluster.domain_gpus for degree in degrees[1:])
     assert backend.shard_degrees(cluster, 8, 1, 16, backend.zero_stages[-1]) == (16,)

@@ -277,5 +277,45 @@ CASES: dict[str, Case] = {
             recompute=FULL,
         )
     ),
+    "nanotron-pipeline": Case(
+        document(
+            "nanotron",
+            {
+                "tp": 8,
+                "sequence_parallel": True,
+                "pp": 4,
+                "pipeline_schedule": "1f1b",
+                "layers_per_stage": (21, 20, 20, 19),
+                "dp": 4,
+                "zero_stage": 1,
+                "shard_degree": 4,
+            },
+            recompute=FULL,
+        ),
+        launcher="slurm",
+    ),
+    "nanotron-all-forward": Case(
+        document(
+            "nanotron",
+            {
+                "tp": 2,
+                "pp": 2,
+                "pipeline_schedule": "gpipe",
+                "layers_per_stage": (18, 14),
+                "dp": 2,
+                "micro_batch": 2,
+                "global_batch": 64,
+            },
+            model=LLAMA_8B,
+        )
+    ),
+    "nanotron-context": Case(
+        document(
+            "nanotron",
+            {"tp": 2, "sequence_parallel": True, "cp": 4, "dp": 2, "zero_stage": 1, "shard_degree": 2},
+            model=LLAMA_8B,
+            recompute=FULL,
+        )
+    ),
 }
 """Every rendered situation: the golden files and the checks of all scripts run over these."""

@@ -9,7 +9,8 @@ from planner.accuracy.runs.memory_layout import memory_habits
 from planner.accuracy.runs.stated import settings
 from planner.backends.base import Backend, NarrowRecipe
 from planner.backends.megatron import Megatron
-from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, reduced_in_16_bits, stack_named
+from planner.backends.nanotron import FUSED_NORM_BYTES
+from planner.backends.stacks import STACKS, reduced_in_16_bits, stack_named
 from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
