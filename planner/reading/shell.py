@@ -84,10 +84,13 @@ def entry_scripts(files: Mapping[str, str]) -> list[str]:
         name
         for name in files
         for other, text in texts.items()
-        if other != name
-        and re.search(rf"(?:^|[\s/;'\"]){re.escape(posixpath.basename(name))}(?=$|[\s;'\")])", text, re.M)
+        if other != name and re.search(_mention(name), text, re.M)
     }
     return [name for name in files if name not in named] or list(files)
+
+
+def _mention(name: str) -> str:
+    return rf"(?:^|[\s/;'\"]){re.escape(posixpath.basename(name))}(?=$|[\s;'\")])"
 
 
 def _without_comments(text: str) -> str:
@@ -217,6 +220,9 @@ class _Scanner:
 
     def _word(self) -> _Token:
         text, start, line = self.text, self.index, self.line
+        if self.conditional and text.startswith("]]", start):
+            self.conditional = False
+            return _Token(self._advance(2), line)
         while self.index < len(text):
             char = text[self.index]
             if char in " \t\r\n" or (not self.conditional and char in ";&|<>)"):
@@ -237,8 +243,8 @@ class _Scanner:
         if self.index == start:
             self._advance(1)
         raw = text[start : self.index]
-        if raw in ("[[", "]]"):
-            self.conditional = raw == "[["
+        if raw == "[[":
+            self.conditional = True
         if raw.isdigit() and self.index < len(text) and text[self.index] in "<>":
             return _Token("", line)
         return _Token(raw, line)
@@ -318,9 +324,9 @@ class _Machine:
         self.variables[name] = words
 
     def environment(self) -> dict[str, str]:
-        return {
-            name: shown(" ".join(w.text for w in self.variables[name])) for name in self.exported & set(self.variables)
-        }
+        """Exported variables that have a value."""
+        names = sorted(self.exported & set(self.variables))
+        return {name: shown(" ".join(word.text for word in self.variables[name])) for name in names}
 
     # --- Expansion
 
@@ -754,9 +760,7 @@ class _Runner:
             found = _ASSIGNMENT.match(token.raw)
             if found:
                 self._assignment(token, keep=True)
-            if tokens[0].raw == "export" or any(
-                token.raw.startswith("-") and "x" in token.raw for token in tokens[1:2]
-            ):
+            if tokens[0].raw == "export" or tokens[1].raw in ("-x", "-gx", "-xg"):
                 self.machine.exported.add(found[1] if found else token.raw)
 
     def _recorded(self, words: list[Word], before: dict[str, str]) -> None:
@@ -779,18 +783,12 @@ class _Runner:
     # --- Tests
 
     def _test(self, tokens: list[_Token]) -> _Status:
-        parts = [
-            machine_word
-            for token in tokens[1:]
-            if token.raw not in ("]", "]]")
-            for machine_word in self._operand(token)
-        ]
-        return _tested(parts)
+        return _tested([self._operand(token) for token in tokens[1:] if token.raw not in ("]", "]]")])
 
-    def _operand(self, token: _Token) -> list[str]:
+    def _operand(self, token: _Token) -> str:
         if token.raw in ("&&", "||", "!", "(", ")", "==", "=", "!=", "<", ">", "=~") or token.raw.startswith("-"):
-            return [token.raw]
-        return [self.machine.joined(token.raw, self.file, token.line).text]
+            return token.raw
+        return self.machine.joined(token.raw, self.file, token.line).text
 
 
 def _has_command(tokens: list[_Token]) -> bool:
