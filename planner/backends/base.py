@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -306,6 +306,8 @@ class Backend(ABC):
     """Version range whose rules and flags are meant."""
     rules: ClassVar[tuple[Rule, ...]]
     habits: ClassVar[Habits]
+    habit_settings: ClassVar[Mapping[str, str]] = {}
+    """What a configuration has to say for a habit to be as plans have it: field of ``Habits`` -> setting."""
     expert_degrees: ClassVar[bool]
     """ep and etp can exceed 1."""
     zero_stages: ClassVar[tuple[int, ...]]

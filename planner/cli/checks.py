@@ -47,7 +47,7 @@ def print_diagnosis(report: CheckReport) -> None:
         console,
         f"expected of it {duration(told.expected_step_time_s)} a step ({duration(low)} to {duration(high)})",
     )
-    verdict = "as expected" if told.as_expected else f"{told.slowdown:.2g} times the expected time"
+    verdict = "as expected" if told.as_expected else f"{told.slowdown:,.1f} times the expected time"
     indented(console, verdict, "green" if told.as_expected else "yellow")
     if told.causes:
         section(console, "First causes to look at, in order")

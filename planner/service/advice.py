@@ -4,8 +4,10 @@ The search that makes plans answers it, so what is advised is legal and fits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 
+from planner.backends import get_backend
 from planner.cost.context import CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InputError
@@ -13,7 +15,7 @@ from planner.search.engine import search
 from planner.search.outcome import Pin
 from planner.search.problem import Problem
 from planner.specs.check import Improvement
-from planner.specs.convert import to_strategy
+from planner.specs.convert import from_strategy, to_strategy
 from planner.specs.plan import Estimate, Plan
 from planner.specs.strategy import Offload, Recompute, Strategy
 
@@ -37,7 +39,8 @@ FREED: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def improvements(context: CostContext, strategy: Strategy, current: Estimate | None) -> tuple[Improvement, ...]:
-    """Single changes that make the step faster (or, where it does not fit, make it fit), the best first."""
+    """Single changes of the strategy that make the step faster (or, where it does not fit, make it fit), and settings
+    that would; the best first."""
     pins = _pins(context, strategy)
     found: dict[str, Improvement] = {}
     for _, opened in FREED:
@@ -51,8 +54,32 @@ def improvements(context: CostContext, strategy: Strategy, current: Estimate | N
             found.setdefault(
                 plan.strategy.model_dump_json(), Improvement(change=change, plan=plan, step_time_change=faster)
             )
-    ranked = sorted(found.values(), key=lambda each: (each.plan.estimate.step_time_s, len(each.change)))
-    return tuple(ranked[:MOST_SHOWN])
+    return ranked((*found.values(), *settings(context, strategy, current)))
+
+
+def settings(context: CostContext, strategy: Strategy, current: Estimate | None) -> tuple[Improvement, ...]:
+    """What the same strategy would gain from the framework's settings that plans write and the configuration lacks."""
+    usual = get_backend(context.backend.name).habits
+    batch = from_strategy(strategy, context.recompute_kinds)
+    found = []
+    for field in fields(usual):
+        said, plain = getattr(context.backend.habits, field.name), getattr(usual, field.name)
+        setting = context.backend.habit_settings.get(field.name)
+        if setting is None or said == plain:
+            continue
+        changed = replace(context, backend=context.backend.with_habits(**{field.name: plain}))
+        estimate = cost_estimate(changed, batch)
+        if _better(estimate, current):
+            faster = None if current is None else estimate.step_time_s / current.step_time_s - 1.0
+            plan = Plan(backend=context.backend.name, strategy=strategy, estimate=estimate)
+            found.append(Improvement(change=(f"set {setting}",), plan=plan, step_time_change=faster))
+    return tuple(found)
+
+
+def ranked(changes: Iterable[Improvement]) -> tuple[Improvement, ...]:
+    """The best first: fastest, then fewest changes."""
+    order = sorted(changes, key=lambda each: (each.plan.estimate.step_time_s, len(each.change)))
+    return tuple(order[:MOST_SHOWN])
 
 
 def _better(new: Estimate, old: Estimate | None) -> bool:
@@ -119,7 +146,7 @@ def _told(value: object) -> str:
     if isinstance(value, Offload):
         return "none" if value.device == "none" else f"{value.optimizer:.0%} of the optimizer to {value.device}"
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
+        return f"{value[0]} each" if len(set(value)) == 1 else ",".join(map(str, value))
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)

@@ -93,7 +93,13 @@ SAME_JOB = ("tp", "cp", "pp", "ep", "micro_batch")
 def _converted(request: Request, strategy: Strategy, source: str, name: str) -> Converted:
     asked = request.model_copy(update={"backend": name, "pins": {}})
     context = context_of(asked, name)
+    own_loss = asked.job.loss != "auto" and not _takes_loss(context, strategy)
+    if own_loss:
+        asked = asked.model_copy(update={"job": asked.job.model_copy(update={"loss": "auto"})})
+        context = context_of(asked, name)
     batch, lost = _carried(context, strategy, source)
+    if own_loss:
+        lost.append(f"the loss ({request.job.loss}) becomes the framework's own")
     said = to_strategy(batch, 0, context.recompute_kinds, context.job)
     lost += _other_habits(source, name, said)
     plan = Plan(backend=name, strategy=said, estimate=cost_estimate(context, batch))
@@ -105,6 +111,16 @@ def _converted(request: Request, strategy: Strategy, source: str, name: str) -> 
         warnings=[f"converted from {get_backend(source).title}; {sentence}" for sentence in lost],
     )
     return Converted(document, tuple(lost))
+
+
+def _takes_loss(context: CostContext, strategy: Strategy) -> bool:
+    """Whether the target has the job's implementation of the loss."""
+    batch = from_strategy(strategy.model_copy(update={"recompute": Recompute()}), (NONE,))
+    facts = RuleContext(context.model, context.cluster, context.job, batch, context.recompute_kinds)
+    return not any(broken[0] for rule, broken in context.backend.broken_rules(facts) if rule.id == LOSS_RULE)
+
+
+LOSS_RULE = "loss-implementation"
 
 
 def _carried(context: CostContext, strategy: Strategy, source: str) -> tuple[StrategyBatch, list[str]]:

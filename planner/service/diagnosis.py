@@ -68,7 +68,7 @@ class _Diagnosing:
         low, high = self.expected.step_time_range_s
         fits_range = low <= step <= high
         causes = [] if fits_range else list(self._misread())
-        if step > high:
+        if step > high and not causes:
             causes += [*self._in_the_file(), *self._in_the_machine(step)]
         elif step < low and not causes:
             causes.append(
