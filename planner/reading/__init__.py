@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
+from planner.reading.deepspeed import DeepSpeedReader
 from planner.reading.fsdp_module import FsdpModuleReader
 from planner.reading.megatron import MegatronArguments, MegatronDump
 from planner.reading.nanotron import NanotronReader
 
 __all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
 
-READERS: tuple[Reader, ...] = (FsdpModuleReader(), NanotronReader(), MegatronDump(), MegatronArguments())
+READERS: tuple[Reader, ...] = (
+    FsdpModuleReader(),
+    NanotronReader(),
+    DeepSpeedReader(),
+    MegatronDump(),
+    MegatronArguments(),
+)
 """Every format, the most specific first."""
 
 
