@@ -192,6 +192,14 @@ LOSS_IMPLEMENTATION = input_rule(
     allowed="loss in auto, eager",
 )
 
+KEPT_WEIGHTS_NEED_SHARDS = predicate(
+    "stage-2-needs-shards",
+    lambda c: (c.batch.zero_stage != 2) | (c.batch.shard_degree > 1),
+    lambda c, i: f"zero_stage(2) with shard_degree({c.batch.shard_degree[i]}), must be more than 1",
+    reason="On one GPU there is nothing to shard: with weights that stay gathered it is stage 0.",
+    source=FULLY_SHARD,
+)
+
 RULES: tuple[Rule, ...] = (
     gpu_vendor("PyTorch FSDP2"),
     LOSS_IMPLEMENTATION,
@@ -213,6 +221,7 @@ RULES: tuple[Rule, ...] = (
     CONTEXT_PARALLEL_SEQUENCE,
     CONTEXT_PARALLEL_ATTENTION,
     SHARD_COVERS_CONTEXT,
+    KEPT_WEIGHTS_NEED_SHARDS,
     OFFLOAD_WHOLE,
     OFFLOAD_NEEDS_SHARDING,
     fp8_alignment("torchao.float8 (dimension check of scaled matrix multiplications)"),

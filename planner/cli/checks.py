@@ -4,6 +4,8 @@ The numbers and sentences are those of the document."""
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from rich.console import Console
 from rich.text import Text
 
@@ -80,12 +82,15 @@ def _findings(console: Console, report: CheckReport) -> None:
     if not report.findings:
         return
     section(console, counted(len(report.findings), "finding"))
-    for finding in report.findings:
-        _finding(console, finding)
+    for _, alike in groupby(report.findings, key=lambda finding: (finding.severity, finding.id, finding.hint)):
+        first, *others = alike
+        _finding(console, first)
+        if others:
+            indented(console, f"    also: {', '.join(other.where for other in others)}", "dim")
 
 
 def _finding(console: Console, finding: CheckFinding) -> None:
-    place = f"{finding.where}: " if finding.where and finding.severity != "error" else ""
+    place = f"{finding.where}: " if finding.where else ""
     bullet(console, f"{finding.severity}: {place}{finding.message} [{finding.id}]", STYLES[finding.severity])
     for name, value in (("got", finding.got), ("allowed", finding.allowed), ("hint", finding.hint)):
         if value:

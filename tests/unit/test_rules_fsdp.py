@@ -99,6 +99,7 @@ CASES = [
     RuleCase("stages-filled", hybrid, {"stage_layers": [16, 16]}, ("[16, 16]",)),
     RuleCase("layers-assigned", hybrid, {"stage_layers": [33]}, ("33", "layers(32)")),
     RuleCase("shard-degree-divides", hybrid, {"shard_degree": 5}, ("shard_degree(5)", "= 1")),
+    RuleCase("stage-2-needs-shards", hybrid, {"zero_stage": 2, "shard_degree": 1}, ("shard_degree(1)",)),
     RuleCase("unsharded-degree", hybrid, {"zero_stage": 0}, ("shard_degree(8)",)),
     RuleCase(
         "offload-named",
