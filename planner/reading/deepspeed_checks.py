@@ -15,36 +15,11 @@ from planner.reading.lenient_json import Path
 from planner.specs.job import Job, Precision
 
 
-def check_combinations(sections: Sections, stage: int | None, degrees: Degrees) -> None:
+def check_combinations(sections: Sections, stage: int | None, degrees: Degrees, precision: Precision | None) -> None:
     """Settings that are refused together; the ids are those of the backend's rules."""
     tp, cp, pp, ep = (degrees.tp or 1, degrees.cp or 1, degrees.pp or 1, degrees.ep or 1)
-    zero = sections.zero.at("stage")
-    if pp > 1 and stage in (2, 3):
-        sections.notes.add(
-            "pipeline-zero-stage",
-            "error",
-            f"pipeline stages({pp}) with ZeRO-{stage}: a PipelineModule refuses stages 2 and 3",
-            zero,
-            allowed="stage 0 or 1",
-        )
-    if tp > 1 and stage == 3:
-        sizes = sections.top.stated(TRAIN)
-        sections.notes.add(
-            "tensor-zero-stage",
-            "error",
-            f"autotp_size({tp}) with ZeRO-3"
-            + (f": DeepSpeed refuses any {TRAIN}, which it checks with two replica counts" if sizes else ""),
-            zero,
-            allowed="stages 0 to 2",
-        )
-    elif tp > 1 and sections.top.stated(TRAIN):
-        sections.notes.add(
-            "autotp-batch",
-            "warning",
-            f"with AutoTP DeepSpeed counts every rank as a replica: {TRAIN} is {tp} times the distinct samples",
-            (TRAIN,),
-            hint=f"leave {TRAIN} out",
-        )
+    _pipeline(sections, stage, pp, precision)
+    _tensor(sections, stage, tp)
     if tp > 1 and cp > 1:
         sections.notes.add(
             "context-not-with-tensor",
@@ -55,9 +30,63 @@ def check_combinations(sections: Sections, stage: int | None, degrees: Degrees) 
         )
     if sections.experts.get("enabled"):
         _expert_combinations(sections, tp, cp, pp, ep, degrees.etp or 1)
+    if sections.zero.get("compute_grad_norm") is False and stage in (0, 3):
+        sections.notes.add(
+            "gradient-norm",
+            "error",
+            f"compute_grad_norm false is refused at stage {stage}",
+            sections.zero.at("compute_grad_norm"),
+            allowed="stages 1 and 2",
+        )
     if sections.top.get("gradient_allreduce_op") == "sum" and stage == 3:
         sections.notes.add(
             "allreduce-op", "error", "gradient_allreduce_op sum is refused at stage 3", ("gradient_allreduce_op",)
+        )
+
+
+def _pipeline(sections: Sections, stage: int | None, pp: int, precision: Precision | None) -> None:
+    zero = sections.zero.at("stage")
+    # One stage is a PipelineModule, too.
+    built = pp > 1 or sections.setup.number("PIPELINE_STAGES") is not None
+    if built and stage in (2, 3):
+        sections.notes.add(
+            "pipeline-zero-stage",
+            "error",
+            f"pipeline stages({pp}) with ZeRO-{stage}: a PipelineModule refuses stages 2 and 3",
+            zero,
+            allowed="stage 1",
+            hint="" if pp > 1 else "build the model without PipelineModule if there is one stage only",
+        )
+    if built and stage == 0 and precision == "bf16":
+        sections.notes.add(
+            "pipeline-zero-stage",
+            "warning",
+            "a bf16 pipeline without ZeRO runs with the sharded optimizer of stage 1 all the same",
+            zero,
+            hint="write stage 1, with data_types.grad_accum_dtype fp32",
+        )
+
+
+def _tensor(sections: Sections, stage: int | None, tp: int) -> None:
+    if tp == 1:
+        return
+    total = sections.top.stated(TRAIN)
+    if stage == 3:
+        sections.notes.add(
+            "tensor-zero-stage",
+            "error" if total else "warning",
+            f"autotp_size({tp}) with ZeRO-3: DeepSpeed refuses any {TRAIN}, which it checks with two replica counts",
+            sections.zero.at("stage"),
+            allowed="stages 0 to 2",
+            hint=f"leave {TRAIN} out" if total else "",
+        )
+    elif total:
+        sections.notes.add(
+            "autotp-batch",
+            "warning",
+            f"with AutoTP DeepSpeed counts every rank as a replica: {TRAIN} is {tp} times the distinct samples",
+            (TRAIN,),
+            hint=f"leave {TRAIN} out",
         )
 
 

@@ -1,4 +1,4 @@
-"""Number formats, offload and recomputation of a DeepSpeed configuration: what decides its memory beside the degrees."""
+"""Number formats, offload and recomputation of a DeepSpeed configuration: what decides memory beside the degrees."""
 
 from __future__ import annotations
 
