@@ -81,7 +81,7 @@ _MARKS = (
     "zero_allow_untested_optimizer",
     "zero_force_ds_cpu_optimizer",
 )
-_MARK = re.compile(rf"""^\s*["']?(?:{"|".join(_MARKS)})["']?\s*:""", re.M)
+_MARK = re.compile(rf"""(?:^|[{{,])\s*["']?(?:{"|".join(_MARKS)})["']?\s*:""", re.M)
 _WEAK_MARKS = frozenset(known.TOP) | frozenset(known.REMOVED)
 
 

@@ -1,9 +1,9 @@
 """JSON as people write it, with the place of every value and every departure from the standard.
 
 Comments, commas too many or too few, single quotes, bare keys, Python's True, NaN, repeated keys and a byte order mark
-are read and listed; what a framework makes of each of them is for its own reader to say.  Written out here because the libraries
-for it (json5, commentjson, hjson) return bare values: the line of a key and what was forgiven are lost, and those are
-what an author has to be told.
+are read and listed; what a framework makes of each of them is for its own reader to say.  Written out here because the
+libraries for it (json5, commentjson, hjson) return bare values: the line of a key and what was forgiven are lost, and
+those are what an author has to be told.
 """
 
 from __future__ import annotations
