@@ -94,7 +94,8 @@ def _configuration_file(files: Files) -> str | None:
         try:
             value = parse_lenient(files[name], where=name).value
         except InputError:
-            if _MARK.search(text):
+            # A shell script may write such a file, but does not begin as one.
+            if text[0] == "{" and _MARK.search(text):
                 return name
             continue
         if isinstance(value, Mapping):

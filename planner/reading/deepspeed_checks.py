@@ -156,6 +156,11 @@ def check_arguments(sections: Sections) -> None:
         ("fp16", "enabled"): sections.fp16.values.get("enabled"),
         ("bf16", "enabled"): sections.bf16.values.get("enabled"),
     }
+    optimizer = sections.top.values.get("optimizer", {})
+    params = optimizer.get("params") if isinstance(optimizer, Mapping) else None
+    for key in ("lr", "eps", "weight_decay"):
+        value = params.get(key) if isinstance(params, Mapping) else None
+        stated["optimizer", "params", key] = value if value != "auto" else None
     for path, value in stated.items():
         argument = sections.notes.filled[path]
         if value is not None and argument is not None and value != argument:

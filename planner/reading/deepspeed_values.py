@@ -6,6 +6,7 @@ JSON again.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ LARGEST = 10**19
 
 def shown(value: object) -> str:
     """A value for people: short, on one line, and printable whatever it holds."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     text = value if isinstance(value, str) else repr(value)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= 60 else text[:57] + "..."
@@ -38,7 +41,6 @@ class Notes:
     """The place of a key, as findings name it."""
     filled: Mapping[Path, Any] = field(default_factory=dict)
     """What Hugging Face arguments put in the place of ``auto``; None where the value depends on the model."""
-    arguments_given: bool = False
     findings: list[Finding] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     unfilled: list[Path] = field(default_factory=list)

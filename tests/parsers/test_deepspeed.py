@@ -21,7 +21,8 @@ from planner.errors import InputError
 from planner.reading import read_configuration
 from planner.render import render_plan, write_files
 from planner.specs.plan import PlanDocument
-from tests.golden.plans import CASES, case_names
+from tests.golden.plans import CASES, LLAMA_8B, case_names
+from tests.golden.plans import document as document_of
 from tests.random_plans import corner_plans, random_plans
 
 PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable
@@ -96,7 +97,7 @@ def kind_of(document: PlanDocument) -> tuple[object, ...]:
         s.pp > 1,
         s.tp > 1,
         s.cp > 1,
-        s.precision,
+        s.precision if s.cp == s.tp == 1 and s.offload.device == "none" else "any",
         s.offload.device,
         s.offload.parameters,
         s.secondary_shard_degree is not None,
@@ -123,9 +124,12 @@ def test_deepspeed_starts_an_engine_of_every_kind(tmp_path: Path) -> None:
     chosen: dict[tuple[object, ...], PlanDocument] = {}
     for name in case_names("deepspeed"):
         chosen.setdefault(kind_of(CASES[name].document), CASES[name].document)
-    for document in random_plans("deepspeed", 60, seed=5):
+    for document in corner_plans("deepspeed", seed=5):
         chosen.setdefault(kind_of(document), document)
     documents = [document for document in chosen.values() if not swaps_to_disk(document)]
+    for precision, stage in (("fp16", 0), ("fp16", 2), ("fp32", 0), ("fp32", 3)):
+        degrees = {"dp": 16, "zero_stage": stage, "shard_degree": 16 if stage else 1, "precision": precision}
+        documents.append(document_of("deepspeed", degrees, model=LLAMA_8B))
     cases = [case_of(str(i), tmp_path / str(i), document, engine=True) for i, document in enumerate(documents)]
     verdicts = ask_deepspeed(cases)
     assert {name: verdict for name, verdict in verdicts.items() if not verdict["ok"]} == {}

@@ -181,9 +181,14 @@ def test_auto_with_arguments() -> None:
 
 def test_values_that_differ_from_the_arguments() -> None:
     """Trainer stops where the file and its own argument disagree, defaults included."""
-    configuration = read_deepspeed(SMALL, arguments={"per_device_train_batch_size": 2}, where="ds.json", gpus=8)
+    config = SMALL | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "eps": "auto"}}}
+    configuration = read_deepspeed(config, arguments={"per_device_train_batch_size": 2}, where="ds.json", gpus=8)
     mismatched = {f.where for f in configuration.findings if f.id == "arguments-mismatch"}
-    assert mismatched == {"ds.json: gradient_accumulation_steps", "ds.json: bf16.enabled"}
+    assert mismatched == {
+        "ds.json: gradient_accumulation_steps",
+        "ds.json: bf16.enabled",
+        "ds.json: optimizer.params.lr",
+    }
 
 
 OLD = """{
@@ -353,6 +358,12 @@ def test_a_misspelt_section_is_still_recognised() -> None:
     """The sizes and formats remain."""
     assert DeepSpeedReader().recognises({"x.json": json.dumps(SMALL | {"zero_optimisation": {}})})
     assert DeepSpeedReader().recognises({"x.json": '{"zero_optimization": {"stage": 1'})
+
+
+def test_a_script_that_writes_a_configuration_is_none() -> None:
+    """Launch scripts of Megatron-DeepSpeed hold one in a here-document."""
+    script = '#!/bin/bash\ncat > ds.json <<EOF\n{\n  "zero_optimization": {"stage": 1}\n}\nEOF\n'
+    assert not DeepSpeedReader().recognises({"launch": script})
 
 
 # --- Anything at all
