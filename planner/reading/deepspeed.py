@@ -164,7 +164,7 @@ def _configuration(sections: Sections) -> Configuration:
     check_combinations(sections, stage, degrees, precision)
     check_optimizer(sections)
     check_arguments(sections)
-    habits = read_habits(sections, stage, precision)
+    habits = read_habits(sections, stage, degrees.pp, precision)
     report_unfilled(notes)
     tp, dp = strategy.tp, strategy.dp
     samples = batch.micro * batch.gas * dp if batch.micro and batch.gas and dp else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.backends.deepspeed import overlaps_communication
 from planner.reading import deepspeed_keys as known
+from planner.reading.configuration import Severity
 from planner.reading.deepspeed_batch import MICRO, TRAIN
 from planner.reading.deepspeed_degrees import Degrees
 from planner.reading.deepspeed_sections import Sections
@@ -30,18 +31,67 @@ def check_combinations(sections: Sections, stage: int | None, degrees: Degrees, 
         )
     if sections.experts.get("enabled"):
         _expert_combinations(sections, tp, cp, pp, ep, degrees.etp or 1)
-    if sections.zero.get("compute_grad_norm") is False and stage in (0, 3):
-        sections.notes.add(
+    _single_keys(sections, stage, degrees.pp or 1)
+
+
+def _single_keys(sections: Sections, stage: int | None, pp: int) -> None:
+    """Keys that are refused or do nothing at this stage, or in a pipeline (runtime/config.py, runtime/engine.py)."""
+    top, zero = sections.top, sections.zero
+    scaled = top.get("prescale_gradients") is True and zero.get("reduce_scatter") is not False
+    super_offload = sections.optimizer_offload.get("super_offload") is True
+    found: tuple[tuple[bool, str, Severity, Path, str, str], ...] = (
+        (
+            zero.get("compute_grad_norm") is False and stage in (0, 3),
             "gradient-norm",
             "error",
+            zero.at("compute_grad_norm"),
             f"compute_grad_norm false is refused at stage {stage}",
-            sections.zero.at("compute_grad_norm"),
-            allowed="stages 1 and 2",
-        )
-    if sections.top.get("gradient_allreduce_op") == "sum" and stage == 3:
-        sections.notes.add(
-            "allreduce-op", "error", "gradient_allreduce_op sum is refused at stage 3", ("gradient_allreduce_op",)
-        )
+            "stages 1 and 2",
+        ),
+        (
+            top.get("gradient_allreduce_op") == "sum" and stage == 3,
+            "allreduce-op",
+            "error",
+            ("gradient_allreduce_op",),
+            "gradient_allreduce_op sum is refused at stage 3",
+            "mean",
+        ),
+        (
+            scaled and (stage or 0) >= 2,
+            "prescale-gradients",
+            "error",
+            ("prescale_gradients",),
+            "prescale_gradients is refused with ZeRO's reduce_scatter",
+            "false",
+        ),
+        (
+            top.get("managed_gradient_accumulation") is False and pp > 1,
+            "managed-accumulation",
+            "error",
+            ("managed_gradient_accumulation",),
+            "a pipeline accumulates by itself: managed_gradient_accumulation false is refused",
+            "true",
+        ),
+        (
+            super_offload and stage in (0, 1, 2),
+            "super-offload",
+            "error",
+            sections.optimizer_offload.at("super_offload"),
+            f"super_offload has no effect at stage {stage}",
+            "stage 3",
+        ),
+        (
+            zero.get("overlap_comm") is True and pp > 1,
+            "overlap-with-pipeline",
+            "warning",
+            zero.at("overlap_comm"),
+            "DeepSpeed switches overlap_comm off in a pipeline",
+            "false",
+        ),
+    )
+    for holds, id, severity, path, message, allowed in found:  # noqa: A001
+        if holds:
+            sections.notes.add(id, severity, message, path, allowed=allowed)
 
 
 def _pipeline(sections: Sections, stage: int | None, pp: int, precision: Precision | None) -> None:
@@ -174,11 +224,11 @@ def check_arguments(sections: Sections) -> None:
             )
 
 
-def read_habits(sections: Sections, stage: int | None, precision: Precision | None) -> dict[str, Any]:
+def read_habits(sections: Sections, stage: int | None, pp: int | None, precision: Precision | None) -> dict[str, Any]:
     """Where the step runs otherwise than a plan's."""
     habits: dict[str, Any] = {}
     overlap = sections.zero.get("overlap_comm")
-    if stage and overlap is not None and overlap != overlaps_communication(stage):
+    if stage and (pp or 1) == 1 and overlap is not None and overlap != overlaps_communication(stage):
         planned = {s for s in range(4) if overlaps_communication(s)}
         habits["overlapped_stages"] = tuple(sorted(planned | {stage} if overlap else planned - {stage}))
     dtype = sections.top.get("communication_data_type")

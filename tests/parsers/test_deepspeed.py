@@ -206,6 +206,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 REFUSED_BY_ENGINE: dict[str, tuple[dict[str, Any], str]] = {
     "accumulation-without-zero": ({ZERO: {"stage": 0}}, "grad-accum-dtype"),
+    "prescaled": ({"prescale_gradients": True, ZERO: {"stage": 2}}, "prescale-gradients"),
+    "unmanaged-pipeline": ({"managed_gradient_accumulation": False, ZERO: {"stage": 1}}, "managed-accumulation"),
     "norm-in-optimizer": (
         {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 1.0}}},
         "max-grad-norm",
@@ -227,6 +229,10 @@ IGNORED: dict[str, tuple[dict[str, Any], str]] = {
         "offload-nvme",
     ),
     "second-copy-below-stage-3": ({ZERO: {"stage": 2, "zero_hpz_partition_size": 8}}, "secondary-shard"),
+    "super-offload-below-stage-3": (
+        {ZERO: {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
+        "super-offload",
+    ),
     "stages-in-json": ({"pipeline": {"stages": 4}}, "pipeline-stages-ignored"),
     "rate-as-text": ({"optimizer": {"type": "AdamW", "params": {"lr": "1e-5"}}}, "wrong-type"),
 }

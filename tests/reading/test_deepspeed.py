@@ -296,6 +296,29 @@ def test_habits_that_differ_from_a_plan() -> None:
     assert off.habits == {"overlapped_stages": ()}
 
 
+def test_a_pipeline_overlaps_nothing() -> None:
+    """DeepSpeed switches overlap_comm off, so the habits stay a plan's; stage 0 in bf16 is stage 1 in truth."""
+    zero = {"stage": 1, "overlap_comm": True}
+    configuration = read(SMALL | {"zero_optimization": zero}, setup="PIPELINE_STAGES = 4\n")
+    assert configuration.habits == {}
+    found(configuration, "overlap-with-pipeline")
+    bare = read(SMALL, setup="PIPELINE_STAGES = 4\n")
+    assert found(bare, "pipeline-zero-stage").severity == "warning"
+
+
+def test_formats() -> None:
+    """One format, none (fp32), both (open), autocast over fp32 weights (open and listed)."""
+    sizes = {"train_micro_batch_size_per_gpu": 1}
+    on = {"enabled": True}
+    assert read(sizes | {"fp16": on}).precision == "fp16"
+    assert read(sizes | {"bfloat16": on}).precision == "bf16"
+    assert read(sizes).precision == "fp32"
+    assert read(sizes | {"fp16": on, "bf16": on}).precision is None
+    autocast = read(sizes | {"torch_autocast": on | {"dtype": "bfloat16"}})
+    assert autocast.precision is None
+    assert "torch_autocast = {...}" in autocast.unread
+
+
 def test_autoep_is_read_with_what_it_excludes() -> None:
     """Expert ranks are read; whether plans use them is for the rules."""
     experts = {"enabled": True, "autoep_size": 4, "expert_tensor_parallel_size": 2}
