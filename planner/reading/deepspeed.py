@@ -81,7 +81,7 @@ _MARKS = (
     "zero_allow_untested_optimizer",
     "zero_force_ds_cpu_optimizer",
 )
-_MARK = re.compile(rf"""^\s*["']?(?:{"|".join(_MARKS)})["']?\s*:""", re.M)
+_MARK = re.compile(rf"""(?:^|[{{,])\s*["']?(?:{"|".join(_MARKS)})["']?\s*:""", re.M)
 _WEAK_MARKS = frozenset(known.TOP) | frozenset(known.REMOVED)
 
 
@@ -94,7 +94,8 @@ def _configuration_file(files: Files) -> str | None:
         try:
             value = parse_lenient(files[name], where=name).value
         except InputError:
-            if _MARK.search(text):
+            # A shell script may write such a file, but does not begin as one.
+            if text[0] == "{" and _MARK.search(text):
                 return name
             continue
         if isinstance(value, Mapping):
@@ -108,6 +109,7 @@ def _configuration_file(files: Files) -> str | None:
 _DEPARTURES: Mapping[str, tuple[str, str]] = {
     "comment": ("comments", "remove them"),
     "trailing-comma": ("a comma before a closing bracket", "remove the comma"),
+    "missing-comma": ("a line that ends without its comma", "add the comma to the line before"),
     "single-quotes": ("single quotation marks", 'write "..."'),
     "bare-key": ("a key without quotation marks", 'write "key"'),
     "byte-order-mark": ("a byte order mark", "save the file as UTF-8 without it"),
@@ -115,7 +117,7 @@ _DEPARTURES: Mapping[str, tuple[str, str]] = {
     "not-a-number": ("a number that is not finite", "write a finite number"),
     "repeated-key": ("a key that stands twice in one object", "keep one of them"),
 }
-_TAKEN_BY_HJSON = ("comment", "trailing-comma", "single-quotes", "bare-key", "byte-order-mark")
+_TAKEN_BY_HJSON = ("comment", "trailing-comma", "missing-comma", "single-quotes", "bare-key", "byte-order-mark")
 """DeepSpeed opens a path with hjson (runtime/config.py, DeepSpeedConfig), which takes these; json.load, with which
 Hugging Face Trainer, accelerate and most scripts open it, takes none."""
 
@@ -131,11 +133,12 @@ def _departures(name: str, document: LenientDocument) -> list[Finding]:
         lines = list(dict.fromkeys(place.place.line for place in places))
         listed = ", ".join(map(str, lines[:10])) + (f" and {len(lines) - 10} more" if len(lines) > 10 else "")
         taken = kind in _TAKEN_BY_HJSON
-        message = (
-            "DeepSpeed's own reader of a path takes it, json.load (HF Trainer, accelerate, most scripts) refuses it"
-            if taken
-            else "DeepSpeed refuses it"
-        )
+        if taken:
+            message = "DeepSpeed's own reader of a path takes it, json.load (HF Trainer, accelerate) refuses it"
+        elif kind == "repeated-key":
+            message = "DeepSpeed stops with a ValueError, json.load takes the last"
+        else:
+            message = "DeepSpeed's own reader takes the rest of the line for a text, or stops there"
         findings.append(
             Finding(
                 id=f"json-{kind}",
@@ -158,10 +161,10 @@ def _configuration(sections: Sections) -> Configuration:
     degrees = implied(sections, degrees, batch)
     precision = read_precision(sections, stage)
     strategy = _strategy(sections, stage, degrees, batch)
-    check_combinations(sections, stage, degrees)
+    check_combinations(sections, stage, degrees, precision)
     check_optimizer(sections)
     check_arguments(sections)
-    habits = read_habits(sections, stage, precision)
+    habits = read_habits(sections, stage, degrees.pp, precision)
     report_unfilled(notes)
     tp, dp = strategy.tp, strategy.dp
     samples = batch.micro * batch.gas * dp if batch.micro and batch.gas and dp else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.backends.deepspeed import overlaps_communication
 from planner.reading import deepspeed_keys as known
+from planner.reading.configuration import Severity
 from planner.reading.deepspeed_batch import MICRO, TRAIN
 from planner.reading.deepspeed_degrees import Degrees
 from planner.reading.deepspeed_sections import Sections
@@ -15,36 +16,11 @@ from planner.reading.lenient_json import Path
 from planner.specs.job import Job, Precision
 
 
-def check_combinations(sections: Sections, stage: int | None, degrees: Degrees) -> None:
+def check_combinations(sections: Sections, stage: int | None, degrees: Degrees, precision: Precision | None) -> None:
     """Settings that are refused together; the ids are those of the backend's rules."""
     tp, cp, pp, ep = (degrees.tp or 1, degrees.cp or 1, degrees.pp or 1, degrees.ep or 1)
-    zero = sections.zero.at("stage")
-    if pp > 1 and stage in (2, 3):
-        sections.notes.add(
-            "pipeline-zero-stage",
-            "error",
-            f"pipeline stages({pp}) with ZeRO-{stage}: a PipelineModule refuses stages 2 and 3",
-            zero,
-            allowed="stage 0 or 1",
-        )
-    if tp > 1 and stage == 3:
-        sizes = sections.top.stated(TRAIN)
-        sections.notes.add(
-            "tensor-zero-stage",
-            "error",
-            f"autotp_size({tp}) with ZeRO-3"
-            + (f": DeepSpeed refuses any {TRAIN}, which it checks with two replica counts" if sizes else ""),
-            zero,
-            allowed="stages 0 to 2",
-        )
-    elif tp > 1 and sections.top.stated(TRAIN):
-        sections.notes.add(
-            "autotp-batch",
-            "warning",
-            f"with AutoTP DeepSpeed counts every rank as a replica: {TRAIN} is {tp} times the distinct samples",
-            (TRAIN,),
-            hint=f"leave {TRAIN} out",
-        )
+    _pipeline(sections, stage, pp, precision)
+    _tensor(sections, stage, tp)
     if tp > 1 and cp > 1:
         sections.notes.add(
             "context-not-with-tensor",
@@ -55,9 +31,112 @@ def check_combinations(sections: Sections, stage: int | None, degrees: Degrees) 
         )
     if sections.experts.get("enabled"):
         _expert_combinations(sections, tp, cp, pp, ep, degrees.etp or 1)
-    if sections.top.get("gradient_allreduce_op") == "sum" and stage == 3:
+    _single_keys(sections, stage, degrees.pp or 1)
+
+
+def _single_keys(sections: Sections, stage: int | None, pp: int) -> None:
+    """Keys that are refused or do nothing at this stage, or in a pipeline (runtime/config.py, runtime/engine.py)."""
+    top, zero = sections.top, sections.zero
+    scaled = top.get("prescale_gradients") is True and zero.get("reduce_scatter") is not False
+    super_offload = sections.optimizer_offload.get("super_offload") is True
+    found: tuple[tuple[bool, str, Severity, Path, str, str], ...] = (
+        (
+            zero.get("compute_grad_norm") is False and stage in (0, 3),
+            "gradient-norm",
+            "error",
+            zero.at("compute_grad_norm"),
+            f"compute_grad_norm false is refused at stage {stage}",
+            "stages 1 and 2",
+        ),
+        (
+            top.get("gradient_allreduce_op") == "sum" and stage == 3,
+            "allreduce-op",
+            "error",
+            ("gradient_allreduce_op",),
+            "gradient_allreduce_op sum is refused at stage 3",
+            "mean",
+        ),
+        (
+            scaled and (stage or 0) >= 2,
+            "prescale-gradients",
+            "error",
+            ("prescale_gradients",),
+            "prescale_gradients is refused with ZeRO's reduce_scatter",
+            "false",
+        ),
+        (
+            top.get("managed_gradient_accumulation") is False and pp > 1,
+            "managed-accumulation",
+            "error",
+            ("managed_gradient_accumulation",),
+            "a pipeline accumulates by itself: managed_gradient_accumulation false is refused",
+            "true",
+        ),
+        (
+            super_offload and stage in (0, 1, 2),
+            "super-offload",
+            "error",
+            sections.optimizer_offload.at("super_offload"),
+            f"super_offload has no effect at stage {stage}",
+            "stage 3",
+        ),
+        (
+            zero.get("overlap_comm") is True and pp > 1,
+            "overlap-with-pipeline",
+            "warning",
+            zero.at("overlap_comm"),
+            "DeepSpeed switches overlap_comm off in a pipeline",
+            "false",
+        ),
+    )
+    for holds, id, severity, path, message, allowed in found:  # noqa: A001
+        if holds:
+            sections.notes.add(id, severity, message, path, allowed=allowed)
+
+
+def _pipeline(sections: Sections, stage: int | None, pp: int, precision: Precision | None) -> None:
+    zero = sections.zero.at("stage")
+    # One stage is a PipelineModule, too.
+    built = pp > 1 or sections.setup.number("PIPELINE_STAGES") is not None
+    if built and stage in (2, 3):
         sections.notes.add(
-            "allreduce-op", "error", "gradient_allreduce_op sum is refused at stage 3", ("gradient_allreduce_op",)
+            "pipeline-zero-stage",
+            "error",
+            f"pipeline stages({pp}) with ZeRO-{stage}: a PipelineModule refuses stages 2 and 3",
+            zero,
+            allowed="stage 1",
+            hint="" if pp > 1 else "build the model without PipelineModule if there is one stage only",
+        )
+    if built and stage == 0 and precision == "bf16":
+        sections.notes.add(
+            "pipeline-zero-stage",
+            "warning",
+            "a bf16 pipeline without ZeRO runs with the sharded optimizer of stage 1 all the same",
+            zero,
+            hint="write stage 1, with data_types.grad_accum_dtype fp32",
+        )
+
+
+def _tensor(sections: Sections, stage: int | None, tp: int) -> None:
+    if tp == 1:
+        return
+    total = sections.top.stated(TRAIN)
+    if stage == 3:
+        sections.notes.add(
+            "tensor-zero-stage",
+            "error" if total else "warning",
+            f"autotp_size({tp}) with ZeRO-3: DeepSpeed refuses any {TRAIN}, which it checks with two replica counts",
+            sections.zero.at("stage"),
+            allowed="stages 0 to 2",
+            hint=f"leave {TRAIN} out" if total else "",
+        )
+    elif total:
+        sections.notes.add(
+            "autotp-batch",
+            "warning",
+            f"with AutoTP DeepSpeed counts every rank as a replica: {TRAIN} is {tp} times the distinct samples",
+            (TRAIN,),
+            hint=f"leave {TRAIN} out",
         )
 
 
@@ -127,6 +206,11 @@ def check_arguments(sections: Sections) -> None:
         ("fp16", "enabled"): sections.fp16.values.get("enabled"),
         ("bf16", "enabled"): sections.bf16.values.get("enabled"),
     }
+    optimizer = sections.top.values.get("optimizer", {})
+    params = optimizer.get("params") if isinstance(optimizer, Mapping) else None
+    for key in ("lr", "eps", "weight_decay"):
+        value = params.get(key) if isinstance(params, Mapping) else None
+        stated["optimizer", "params", key] = value if value != "auto" else None
     for path, value in stated.items():
         argument = sections.notes.filled[path]
         if value is not None and argument is not None and value != argument:
@@ -140,11 +224,11 @@ def check_arguments(sections: Sections) -> None:
             )
 
 
-def read_habits(sections: Sections, stage: int | None, precision: Precision | None) -> dict[str, Any]:
+def read_habits(sections: Sections, stage: int | None, pp: int | None, precision: Precision | None) -> dict[str, Any]:
     """Where the step runs otherwise than a plan's."""
     habits: dict[str, Any] = {}
     overlap = sections.zero.get("overlap_comm")
-    if stage and overlap is not None and overlap != overlaps_communication(stage):
+    if stage and (pp or 1) == 1 and overlap is not None and overlap != overlaps_communication(stage):
         planned = {s for s in range(4) if overlaps_communication(s)}
         habits["overlapped_stages"] = tuple(sorted(planned | {stage} if overlap else planned - {stage}))
     dtype = sections.top.get("communication_data_type")

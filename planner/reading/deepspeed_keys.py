@@ -23,6 +23,8 @@ class Key:
     """What DeepSpeed takes where the key is absent."""
     bears: bool = False
     """The value bears on speed or memory and has no field in a plan."""
+    least: int = 0
+    """The smallest whole number that is taken."""
 
 
 def _keys(type: Type, *names: str, default: object = None, bears: bool = False) -> dict[str, Key]:  # noqa: A002
@@ -78,7 +80,8 @@ ZERO: Mapping[str, Key] = {
     **_keys("boolean", "overlap_comm"),
     **_keys("boolean", "contiguous_gradients", "reduce_scatter", "allgather_partitions", default=True, bears=True),
     **_keys("boolean", "use_multi_rank_bucket_allreduce", default=True, bears=True),
-    **_keys("integer", "reduce_bucket_size", "allgather_bucket_size", default=500_000_000, bears=True),
+    "reduce_bucket_size": Key("integer", 500_000_000, bears=True, least=1),
+    "allgather_bucket_size": Key("integer", 500_000_000, bears=True),
     **_keys("integer", "sub_group_size", default=1_000_000_000, bears=True),
     **_keys("integer", "stage3_prefetch_bucket_size", default=50_000_000, bears=True),
     **_keys("integer", "stage3_param_persistence_threshold", default=100_000, bears=True),
@@ -102,6 +105,9 @@ ZERO: Mapping[str, Key] = {
     **_keys("section", "offload_param", "offload_optimizer", "leaf_module"),
     **_keys("section", "zenflow", bears=True),
 }
+
+NULL_TAKEN = ("bf16", "aio", "datastates_ckpt")
+"""Sections at the top level that may be null; DeepSpeed stops with a TypeError or AttributeError at any other."""
 
 STAGE3_ALIASES = (
     "prefetch_bucket_size",

@@ -26,7 +26,7 @@ class Sections:
         if not isinstance(config, Mapping):
             raise InputError("a DeepSpeed configuration is a JSON object", where=locate(()), got=type(config).__name__)
         self.config, self.arguments, self.setup, self.machines = config, arguments, setup, machines
-        self.notes = Notes(locate, _filled(arguments), arguments is not None)
+        self.notes = Notes(locate, _filled(arguments))
         self.notes.findings += [*setup.findings, *machines.findings]
         self.notes.unread += setup.unread
         removed = {key: value for key, value in config.items() if key not in known.REMOVED}

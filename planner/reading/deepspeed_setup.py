@@ -121,7 +121,7 @@ def _not_a(where: str, name: str, wanted: str) -> Finding:
 def read_machines(files: Files) -> Machines:
     """GPUs of all nodes, and of one where all are alike; a hostfile counts before a start script."""
     for name, text in sorted(files.items()):
-        if name.rsplit("/", 1)[-1] in ("hostfile", "hosts") or name.endswith(".hostfile"):
+        if name.endswith(("hostfile", "hostfile.txt")):
             return _hostfile(name, text)
     for name, text in sorted(files.items()):
         if name.endswith((".sh", ".sbatch")):

@@ -1,4 +1,4 @@
-"""Number formats, offload and recomputation of a DeepSpeed configuration: what decides its memory beside the degrees."""
+"""Number formats, offload and recomputation of a DeepSpeed configuration: what decides memory beside the degrees."""
 
 from __future__ import annotations
 
@@ -178,6 +178,10 @@ def read_precision(sections: Sections, stage: int | None) -> Precision | None:
     if bf16:
         _bf16_states(sections, stage)
         return "bf16"
+    autocast = sections.top.values.get("torch_autocast", {})
+    if not fp16 and autocast.get("enabled") is True:
+        # fp32 weights with 16-bit multiplications, which no plan has; the section is listed as unread.
+        return None
     return "fp16" if fp16 else "fp32"
 
 

@@ -6,6 +6,7 @@ JSON again.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from planner.reading.configuration import Finding, Severity
-from planner.reading.deepspeed_keys import AUTO_FILLED, Key
+from planner.reading.deepspeed_keys import AUTO_FILLED, NULL_TAKEN, Key
 from planner.reading.lenient_json import Path
 
 _TRUE, _FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
@@ -25,6 +26,8 @@ LARGEST = 10**19
 
 def shown(value: object) -> str:
     """A value for people: short, on one line, and printable whatever it holds."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     text = value if isinstance(value, str) else repr(value)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= 60 else text[:57] + "..."
@@ -38,7 +41,6 @@ class Notes:
     """The place of a key, as findings name it."""
     filled: Mapping[Path, Any] = field(default_factory=dict)
     """What Hugging Face arguments put in the place of ``auto``; None where the value depends on the model."""
-    arguments_given: bool = False
     findings: list[Finding] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     unfilled: list[Path] = field(default_factory=list)
@@ -128,8 +130,9 @@ class Section:
         if value == "auto" and spec.type != "any":
             value = self._auto(path)
         if value is None:
-            if self.checked and spec.default is not None and self.raw[name] is None:
-                self._refused(path, spec.type, None)
+            null_section = spec.type == "section" and not self.path and name not in NULL_TAKEN
+            if self.raw[name] is None and (null_section or (self.checked and spec.default is not None)):
+                self._refused(path, "a JSON object" if null_section else f"a {spec.type}", None)
             return None
         if spec.type == "any":
             return value
@@ -139,7 +142,9 @@ class Section:
             return value if isinstance(value, list | tuple) else self._refused(path, "a list", value)
         if spec.type == "text":
             return value if isinstance(value, str) else self._refused(path, "a text", value)
-        return {"integer": self.integer, "number": self.number, "boolean": self.boolean}[spec.type](path, value)
+        if spec.type == "integer":
+            return self.integer(path, value, least=spec.least)
+        return self.number(path, value) if spec.type == "number" else self.boolean(path, value)
 
     def _auto(self, path: Path) -> Any:
         """What ``auto`` becomes; None, with a finding, where nothing fills it in."""
@@ -152,8 +157,8 @@ class Section:
         self.notes.unfilled.append(path)
         return None
 
-    def integer(self, path: Path, value: Any) -> int | None:
-        """A whole number of at least 0."""
+    def integer(self, path: Path, value: Any, *, least: int = 0) -> int | None:
+        """A whole number of at least ``least``."""
         if isinstance(value, bool):
             self.notes.add(
                 "wrong-type", "warning", f"{shown(value)} counts as {int(value)}", path, hint="write a number"
@@ -167,8 +172,8 @@ class Section:
         if not isinstance(value, int):
             self._refused(path, "a whole number", value)
             return None
-        if not 0 <= value <= LARGEST:
-            self.notes.add("out-of-range", "error", f"{shown(value)} cannot be", path, allowed="0 or more")
+        if not least <= value <= LARGEST:
+            self.notes.add("out-of-range", "error", f"{shown(value)} cannot be", path, allowed=f"{least} or more")
             return None
         return value
 

@@ -1,9 +1,9 @@
 """JSON as people write it, with the place of every value and every departure from the standard.
 
-Comments, trailing commas, single quotes, bare keys, Python's True and NaN, repeated keys and a byte order mark are read
-and listed; what a framework makes of each of them is for its own reader to say.  Written out here because the libraries
-for it (json5, commentjson, hjson) return bare values: the line of a key and what was forgiven are lost, and those are
-what an author has to be told.
+Comments, commas too many or too few, single quotes, bare keys, Python's True, NaN, repeated keys and a byte order mark
+are read and listed; what a framework makes of each of them is for its own reader to say.  Written out here because the
+libraries for it (json5, commentjson, hjson) return bare values: the line of a key and what was forgiven are lost, and
+those are what an author has to be told.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ Kind = Literal[
     "byte-order-mark",
     "comment",
     "trailing-comma",
+    "missing-comma",
     "single-quotes",
     "bare-key",
     "python-literal",
@@ -178,13 +179,18 @@ class _Parser:
 
     def _separator(self, bracket: str) -> None:
         """The comma after an element, unless the bracket closes; a comma right before the bracket is a departure."""
+        end = self.at
         self._space()
         if self.text.startswith(bracket, self.at):
             return
         if not self.text.startswith(",", self.at):
             if self.at >= len(self.text):
                 raise self._error(f"the text ends before the closing {bracket!r}")
-            raise self._error(f"a comma or {bracket!r} is missing")
+            if "\n" not in self.text[end : self.at]:
+                raise self._error(f"a comma or {bracket!r} is missing")
+            # Hjson lets the end of a line stand for the comma.
+            self._depart("missing-comma", self.at, self.at + 1)
+            return
         comma = self.at
         self.at += 1
         self._space()

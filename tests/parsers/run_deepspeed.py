@@ -8,6 +8,7 @@ child, so that process groups and DeepSpeed's module state never leak from one c
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -23,12 +24,14 @@ logging.disable(logging.WARNING)
 
 # DeepSpeed looks at the environment and at the log level while it is imported.
 import deepspeed  # noqa: E402
-import deepspeed.comm.torch as comm_backend  # noqa: E402
 import torch  # noqa: E402
 from deepspeed.runtime.config import DeepSpeedConfig  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 HEAD_DIM = 2
+
+# By name: as an attribute of deepspeed.comm, "torch" is PyTorch itself.
+comm_backend = importlib.import_module("deepspeed.comm.torch")
 
 
 def adam_without_kernel(self: Any, params: Any, lr: float = 1e-3, **others: Any) -> None:
@@ -69,7 +72,9 @@ def pretend_kernels() -> None:
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    comm_backend.build_shm_op = lambda: None
+    comm_backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
+    # CPUs of this kind have no fp16 arithmetic; nothing is multiplied here.
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     for adam in (FusedAdam, DeepSpeedCPUAdam):
         adam.__init__ = adam_without_kernel
         adam.step = lambda self, *_, **__: None  # the states are set up by a step over zero gradients
@@ -139,7 +144,7 @@ def judge(case: dict[str, Any]) -> dict[str, Any]:
     try:
         os.environ["WORLD_SIZE"] = str(case["gpus"])
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["gpus"])
-        comm_backend.build_shm_op = lambda: None
+        comm_backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
         deepspeed.comm.init_distributed(dist_backend="fake")
         read_config(case, verdict)
         if case["engine"]:
