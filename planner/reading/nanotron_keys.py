@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "text", "any"]
+Kind = Literal["int", "float", "bool", "text", "texts", "any"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,21 @@ class Key:
             return False
         if self.kind == "text":
             return isinstance(value, str)
+        if self.kind == "texts":
+            return all(isinstance(entry, str) for entry in (value if isinstance(value, list) else [value]))
         return isinstance(value, int) or (self.kind == "float" and isinstance(value, float))
 
     @property
     def allowed(self) -> str:
         """What is accepted, in words."""
-        words = {"int": "a whole number", "float": "a number", "bool": "true or false", "text": "text", "any": "any"}
+        words = {
+            "int": "a whole number",
+            "float": "a number",
+            "bool": "true or false",
+            "text": "text",
+            "texts": "text or a list of texts",
+            "any": "any",
+        }
         return words[self.kind] + (" or null" if self.null else "")
 
 
@@ -125,6 +134,31 @@ DATA = {
     **_keys("int", "seed", null=True),
     **_keys("int", "num_loading_workers", null=True),
 }
+_HUGGING_FACE = {
+    **_keys("any", "hf_dataset_or_datasets", required=True),
+    **_keys("any", "hf_dataset_splits", null=True),
+    **_keys("text", "hf_dataset_config_name", null=True),
+    **_keys("int", "dataset_processing_num_proc_per_process", null=True),
+    **_keys("bool", "dataset_overwrite_cache", null=True),
+}
+DATASETS: dict[str, dict[str, Key]] = {
+    "hf_dataset_or_datasets": {
+        **_HUGGING_FACE,
+        **_keys("text", "text_column_name", null=True),
+        **_keys("bool", "sft_dataloader", null=True),
+        **_keys("int", "debug_max_samples", null=True),
+    },
+    "dataset_folder": {
+        **_keys("texts", "dataset_folder", required=True),
+        **_keys("texts", "dataset_read_path", null=True),
+        **_keys("any", "dataset_weights", "dataset_max_tokens", null=True),
+        **_keys("text", "tokenizer_name", null=True),
+        **_keys("int", "vocab_size", "token_size_in_bytes", null=True),
+        **_keys("bool", "return_positions", "skip_in_stream", "pad_samples_to_global_batch_size", null=True),
+        **_keys("bool", "shuffle_files", "use_old_brrr_dataloader", null=True),
+    },
+}
+"""Datasets by the key that only they have: of the Hugging Face hub (pre-training or fine-tuning), and tokenized."""
 ADAM = {
     **_keys("float", "adam_eps", "adam_beta1", "adam_beta2", required=True),
     **_keys("bool", "torch_adam_is_fused", required=True),

@@ -179,6 +179,12 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "unknown Llama key": (put("model", "model_config", "head_dim", 128), "unknown-key"),
     "Llama width as text": (put("model", "model_config", "hidden_size", "wide"), "wrong-type"),
     "no first data stage": (put("data_stages", 0, "start_training_step", 5), "first-stage"),
+    "weights as a mapping": (put("data_stages", 0, "data", "dataset", {"dataset_folder": {"a": 0.8}}), "wrong-type"),
+    "unknown kind of data": (put("data_stages", 0, "data", "dataset", {"path": "a"}), "dataset"),
+    "data of another vocabulary": (
+        put("data_stages", 0, "data", "dataset", {"dataset_folder": "/none", "vocab_size": 50257}),
+        "dataset-tokenizer",
+    ),
     "unknown initialisation": (put("model", "init_method", {"standard": 0.02}), "init-method"),
     "recomputation by name": (put("parallelism", "recompute_layer", "full"), "wrong-type"),
     "checkpoint interval missing": (drop("checkpoints", "checkpoint_interval"), "missing-key"),
@@ -276,3 +282,20 @@ def test_embedding_rows_are_counted_alike() -> None:
     """Guards the comparison above: one table of the cost model is vocabulary times hidden."""
     model = question("llama-3-8b", machines("h100", 8), "nanotron").model
     assert embedding_params(model) == model.vocab * model.hidden
+
+
+def test_examples_of_the_checkout_are_judged_alike() -> None:
+    """Its own configurations, old and new: what the loader refuses has an error among our findings, and what it takes
+    has none but those that come true later."""
+    examples = sorted(Path(CHECKOUT, "examples").rglob("*.yaml"))
+    if not examples:
+        pytest.skip("the checkout has no examples")
+    texts = {str(path): path.read_text() for path in examples}
+    later = {finding for _, finding in ACCEPTED.values()}
+    taken = 0
+    for answer in run(load=texts):
+        name = answer["name"]
+        errors = {f.id for f in read_configuration({name: texts[name]}).findings if f.severity == "error"}
+        assert not errors - later if answer["ok"] else errors, (answer, errors)
+        taken += answer["ok"]
+    print(f"{len(texts)} examples, {taken} taken by both")
