@@ -284,6 +284,30 @@ def test_embedding_rows_are_counted_alike() -> None:
     assert embedding_params(model) == model.vocab * model.hidden
 
 
+def test_the_qwen2_model_has_no_pipeline_that_works() -> None:
+    """On a rank between two stages Llama passes pointers on, and Qwen2 asks a pointer for its elements; a rule refuses
+    the plan, and the reader's strategy breaks that rule."""
+
+    def three_stages(config: dict[str, Any]) -> None:
+        config["parallelism"].update(tp=1, pp=3, dp=1)
+
+    def qwen2(config: dict[str, Any]) -> None:
+        three_stages(config)
+        model = config["model"]["model_config"]
+        del model["is_llama_config"]
+        model.update(is_qwen2_config=True, attention_bias=True)
+
+    llama, other = run(between={"llama": changed(three_stages), "qwen2": changed(qwen2)})
+    assert llama["ok"], llama
+    assert other["error"] == "AttributeError: 'TensorPointer' object has no attribute 'numel'"
+    read = read_configuration({"c.yaml": changed(qwen2)})
+    backend, job = BACKENDS["nanotron"], make_job()
+    assert read.model is not None
+    batch = make_batch(pp=3, schedule="1f1b", stage_layers=[27, 27, 26])
+    context = RuleContext(read.model, h100_cluster(128), job, batch, backend.recompute_kinds(read.model, job))
+    assert "qwen2-without-pipeline" in {rule.id for rule, mask in backend.broken_rules(context) if mask[0]}
+
+
 def test_examples_of_the_checkout_are_judged_alike() -> None:
     """Its own configurations, old and new: what the loader refuses has an error among our findings, and what it takes
     has none but those that come true later."""
