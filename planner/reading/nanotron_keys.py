@@ -19,6 +19,8 @@ class Key:
     required: bool = False
     null: bool = False
     """null is accepted (the field is optional, or has no type that could refuse it)."""
+    choices: tuple[str, ...] = ()
+    """The only values, where there are few."""
 
     def accepts(self, value: Any) -> bool:
         """Whether the loader takes the value (it takes true and false for numbers, which nobody means)."""
@@ -36,9 +38,15 @@ class Key:
             return all(isinstance(entry, str) for entry in (value if isinstance(value, list) else [value]))
         return isinstance(value, int) or (self.kind == "float" and isinstance(value, float))
 
+    def offers(self, value: Any) -> bool:
+        """Whether a value of the right type is one of the choices."""
+        return not self.choices or value is None or value in self.choices
+
     @property
     def allowed(self) -> str:
         """What is accepted, in words."""
+        if self.choices:
+            return ", ".join(self.choices) + (" or null" if self.null else "")
         words = {
             "int": "a whole number",
             "float": "a number",
@@ -50,8 +58,15 @@ class Key:
         return words[self.kind] + (" or null" if self.null else "")
 
 
-def _keys(kind: Kind, *names: str, required: bool = False, null: bool = False) -> dict[str, Key]:
-    return {name: Key(kind, required, null) for name in names}
+def _keys(
+    kind: Kind, *names: str, required: bool = False, null: bool = False, choices: tuple[str, ...] = ()
+) -> dict[str, Key]:
+    return {name: Key(kind, required, null, choices) for name in names}
+
+
+_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
+_ATTENTION = ("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton", "ring", "llama3_ring_attention")
+"""nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS."""
 
 
 SECTIONS: dict[str, dict[str, Key]] = {
@@ -85,7 +100,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         **_keys("text", "resume_checkpoint_path", null=True),
     },
     "logging": {
-        **_keys("text", "log_level", "log_level_replica", null=True),
+        **_keys("text", "log_level", "log_level_replica", null=True, choices=_LEVELS),
         **_keys("int", "iteration_step_info_interval", null=True),
     },
     "metrics_logging": _keys("int", "log_level", "log_detail_interval"),
@@ -162,14 +177,15 @@ DATASETS: dict[str, dict[str, Key]] = {
 ADAM = {
     **_keys("float", "adam_eps", "adam_beta1", "adam_beta2", required=True),
     **_keys("bool", "torch_adam_is_fused", required=True),
-    **_keys("text", "name"),
+    # Other names pass the loader and stop the trainer (nanotron/helpers.py, basic_optimizer_builder).
+    **_keys("text", "name", choices=("adamW",)),
 }
 SCHEDULER = {
     **_keys("float", "learning_rate", required=True),
     **_keys("int", "lr_warmup_steps"),
     **_keys("int", "lr_decay_steps", "lr_decay_starting_step", null=True),
-    **_keys("text", "lr_warmup_style", required=True),
-    **_keys("text", "lr_decay_style"),
+    **_keys("text", "lr_warmup_style", required=True, choices=("linear", "constant")),
+    **_keys("text", "lr_decay_style", choices=("linear", "cosine", "1-sqrt")),
     **_keys("float", "min_decay_lr"),
 }
 
@@ -188,7 +204,7 @@ _BOTH = {
     ),
     **_keys("int", "num_key_value_heads", "pad_token_id", null=True),
     **_keys("text", "hidden_act"),
-    **_keys("text", "_attn_implementation", null=True),
+    **_keys("text", "_attn_implementation", null=True, choices=_ATTENTION),
     **_keys("float", "initializer_range", "rms_norm_eps", "rope_theta", "z_loss_coefficient"),
     **_keys("any", "rope_scaling", null=True),
     **_keys("bool", "attention_bias", "rope_interleaved", "tie_word_embeddings", "use_cache", "z_loss_enabled"),

@@ -67,6 +67,9 @@ class Notes:
                     allowed=known.allowed,
                     hint=hint,
                 )
+            elif not known.offers(entry):
+                message = f"{name}.{key} is {shown(entry)}"
+                self.find("wrong-value", "error", message, *path, str(key), allowed=known.allowed)
             else:
                 good[key] = entry
         for key, known in keys.items():

@@ -174,6 +174,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "exponent without a dot": (put("optimizer", "optimizer_factory", "adam_eps", "1e-8"), "wrong-type"),
     "weight decay as text": (put("optimizer", "weight_decay", "a"), "wrong-type"),
     "no warm-up style": (drop("optimizer", "learning_rate_scheduler", "lr_warmup_style"), "missing-key"),
+    "unknown warm-up style": (put("optimizer", "learning_rate_scheduler", "lr_warmup_style", "cosine"), "wrong-value"),
+    "unknown decay style": (put("optimizer", "learning_rate_scheduler", "lr_decay_style", "wsd"), "wrong-value"),
+    "unknown log level": (put("logging", "log_level", "loud"), "wrong-value"),
+    "unknown attention": (put("model", "model_config", "_attn_implementation", "flash"), "wrong-value"),
     "zero stage as text": (put("optimizer", "zero_stage", "one"), "wrong-type"),
     "no accumulation choice": (drop("optimizer", "accumulate_grad_in_fp32"), "missing-key"),
     "unknown Llama key": (put("model", "model_config", "head_dim", 128), "unknown-key"),
@@ -205,6 +209,8 @@ ACCEPTED: dict[str, tuple[Change, str]] = {
     # OneForwardOneBackwardPipelineEngine.train_batch_iter asserts it.
     "too few micro-batches": (put("tokens", "batch_accumulation_per_replica", 1), "micro-batches-fill-pipeline"),
     "a negative replica count": (put("parallelism", "dp", -4), "not-positive"),
+    # basic_optimizer_builder raises on other names.
+    "another optimizer": (put("optimizer", "optimizer_factory", "name", "lion"), "wrong-value"),
     "a stage of its own length": (put("data_stages", 0, "sequence_length", 4096), "stage-sequence-length"),
 }
 """Accepted by the loader, stopped or misread later: our findings are the only early word."""
