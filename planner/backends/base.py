@@ -213,6 +213,9 @@ class Habits:
     embedding_vocab_parallel: bool
     """The embedding table and the head are split over the tp ranks."""
     context_parallel_comm: Literal["ring", "all-gather", "all-to-all"]
+    context_parallel_balanced: bool = True
+    """Context-parallel ranks share causal attention equally; otherwise each holds one run of the sequence, and the last
+    one, which sees most keys, decides."""
     kernels_per_layer: int
     """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""
     vocab_multiple: int

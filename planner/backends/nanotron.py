@@ -88,6 +88,7 @@ class Nanotron(Megatron):
         fused_gradient_accumulation=False,
         # Keys and values are gathered some heads at a time (nanotron/nn/llama3_ring_attention.py).
         context_parallel_comm="all-gather",
+        context_parallel_balanced=False,
     )
 
     def __init__(self, *, published: bool = False) -> None:

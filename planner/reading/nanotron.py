@@ -17,6 +17,7 @@ from planner.reading.launch_scripts import processes_per_node, scripts, sets, wr
 from planner.reading.nanotron_keys import (
     ADAM,
     DATA,
+    DATASETS,
     OTHER_SECTIONS,
     REQUIRED_SECTIONS,
     SCHEDULER,
@@ -34,6 +35,7 @@ PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "float16": "fp16", "floa
 ENGINES: dict[str, Schedule] = {"1f1b": "1f1b", "afab": "gpipe"}
 MODES = ("ALL_REDUCE", "REDUCE_SCATTER")
 DEFAULT_BUCKET_MB = 25
+OR_DATASETS = " or ".join(f"a section with {mark}" for mark in DATASETS)
 
 
 class NanotronReader:
@@ -328,7 +330,8 @@ def _check_stages(notes: Notes, seq_len: int | None) -> None:
     for index, entry in enumerate(stages):
         stage = notes.section(entry, STAGE, "data_stages", index)
         if stage.get("data") is not None:
-            notes.section(stage["data"], DATA, "data_stages", index, "data")
+            data = notes.section(stage["data"], DATA, "data_stages", index, "data")
+            _check_dataset(notes, data.get("dataset"), "data_stages", index, "data", "dataset")
         starts.append(stage.get("start_training_step"))
         own = stage.get("sequence_length")
         if own is not None and seq_len is not None and own != seq_len:
@@ -345,6 +348,27 @@ def _check_stages(notes: Notes, seq_len: int | None) -> None:
         notes.find("first-stage", "error", "no data stage starts at step 1", "data_stages", allowed="one with 1")
     if len(set(starts)) < len(starts):
         notes.find("first-stage", "error", "two data stages start at the same step", "data_stages")
+
+
+def _check_dataset(notes: Notes, dataset: Any, *path: str | int) -> None:
+    """One of nanotron's kinds of data, and the tokenizer and vocabulary that the rest of the file has."""
+    if dataset is None:
+        return
+    marks = [mark for mark in DATASETS if isinstance(dataset, dict) and mark in dataset]
+    if len(marks) != 1:
+        notes.find("dataset", "error", "dataset is none of nanotron's kinds", *path, allowed=f"null, or {OR_DATASETS}")
+        return
+    good = notes.section(dataset, DATASETS[marks[0]], *path)
+    for key, section, other in (
+        ("vocab_size", "model", "vocab_size"),
+        ("tokenizer_name", "tokenizer", "tokenizer_name_or_path"),
+    ):
+        rest = notes.file.value.get(section)
+        rest = rest.get("model_config") if section == "model" and isinstance(rest, dict) else rest
+        stated = rest.get(other) if isinstance(rest, dict) else None
+        if good.get(key) is not None and stated is not None and good[key] != stated:
+            message = f"{key} of the dataset is {shown(good[key])}, {other} is {shown(stated)}"
+            notes.find("dataset-tokenizer", "error", message, *path, key, allowed=shown(stated))
 
 
 def _check_context(notes: Notes, parts: Mapping[str, Mapping[str, Any]], cp: int | None, qwen2: bool) -> None:

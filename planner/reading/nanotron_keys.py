@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["int", "float", "bool", "text", "any"]
+Kind = Literal["int", "float", "bool", "text", "texts", "any"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Key:
     required: bool = False
     null: bool = False
     """null is accepted (the field is optional, or has no type that could refuse it)."""
+    choices: tuple[str, ...] = ()
+    """The only values, where there are few."""
 
     def accepts(self, value: Any) -> bool:
         """Whether the loader takes the value (it takes true and false for numbers, which nobody means)."""
@@ -32,17 +34,39 @@ class Key:
             return False
         if self.kind == "text":
             return isinstance(value, str)
+        if self.kind == "texts":
+            return all(isinstance(entry, str) for entry in (value if isinstance(value, list) else [value]))
         return isinstance(value, int) or (self.kind == "float" and isinstance(value, float))
+
+    def offers(self, value: Any) -> bool:
+        """Whether a value of the right type is one of the choices."""
+        return not self.choices or value is None or value in self.choices
 
     @property
     def allowed(self) -> str:
         """What is accepted, in words."""
-        words = {"int": "a whole number", "float": "a number", "bool": "true or false", "text": "text", "any": "any"}
+        if self.choices:
+            return ", ".join(self.choices) + (" or null" if self.null else "")
+        words = {
+            "int": "a whole number",
+            "float": "a number",
+            "bool": "true or false",
+            "text": "text",
+            "texts": "text or a list of texts",
+            "any": "any",
+        }
         return words[self.kind] + (" or null" if self.null else "")
 
 
-def _keys(kind: Kind, *names: str, required: bool = False, null: bool = False) -> dict[str, Key]:
-    return {name: Key(kind, required, null) for name in names}
+def _keys(
+    kind: Kind, *names: str, required: bool = False, null: bool = False, choices: tuple[str, ...] = ()
+) -> dict[str, Key]:
+    return {name: Key(kind, required, null, choices) for name in names}
+
+
+_LEVELS = ("debug", "info", "warning", "error", "critical", "passive")
+_ATTENTION = ("flash_attention_2", "flex_attention", "sdpa", "ring_flash_triton", "ring", "llama3_ring_attention")
+"""nanotron/nn/attention.py, ALL_ATTENTION_FUNCTIONS."""
 
 
 SECTIONS: dict[str, dict[str, Key]] = {
@@ -76,7 +100,7 @@ SECTIONS: dict[str, dict[str, Key]] = {
         **_keys("text", "resume_checkpoint_path", null=True),
     },
     "logging": {
-        **_keys("text", "log_level", "log_level_replica", null=True),
+        **_keys("text", "log_level", "log_level_replica", null=True, choices=_LEVELS),
         **_keys("int", "iteration_step_info_interval", null=True),
     },
     "metrics_logging": _keys("int", "log_level", "log_detail_interval"),
@@ -125,17 +149,43 @@ DATA = {
     **_keys("int", "seed", null=True),
     **_keys("int", "num_loading_workers", null=True),
 }
+_HUGGING_FACE = {
+    **_keys("any", "hf_dataset_or_datasets", required=True),
+    **_keys("any", "hf_dataset_splits", null=True),
+    **_keys("text", "hf_dataset_config_name", null=True),
+    **_keys("int", "dataset_processing_num_proc_per_process", null=True),
+    **_keys("bool", "dataset_overwrite_cache", null=True),
+}
+DATASETS: dict[str, dict[str, Key]] = {
+    "hf_dataset_or_datasets": {
+        **_HUGGING_FACE,
+        **_keys("text", "text_column_name", null=True),
+        **_keys("bool", "sft_dataloader", null=True),
+        **_keys("int", "debug_max_samples", null=True),
+    },
+    "dataset_folder": {
+        **_keys("texts", "dataset_folder", required=True),
+        **_keys("texts", "dataset_read_path", null=True),
+        **_keys("any", "dataset_weights", "dataset_max_tokens", null=True),
+        **_keys("text", "tokenizer_name", null=True),
+        **_keys("int", "vocab_size", "token_size_in_bytes", null=True),
+        **_keys("bool", "return_positions", "skip_in_stream", "pad_samples_to_global_batch_size", null=True),
+        **_keys("bool", "shuffle_files", "use_old_brrr_dataloader", null=True),
+    },
+}
+"""Datasets by the key that only they have: of the Hugging Face hub (pre-training or fine-tuning), and tokenized."""
 ADAM = {
     **_keys("float", "adam_eps", "adam_beta1", "adam_beta2", required=True),
     **_keys("bool", "torch_adam_is_fused", required=True),
-    **_keys("text", "name"),
+    # Other names pass the loader and stop the trainer (nanotron/helpers.py, basic_optimizer_builder).
+    **_keys("text", "name", choices=("adamW",)),
 }
 SCHEDULER = {
     **_keys("float", "learning_rate", required=True),
     **_keys("int", "lr_warmup_steps"),
     **_keys("int", "lr_decay_steps", "lr_decay_starting_step", null=True),
-    **_keys("text", "lr_warmup_style", required=True),
-    **_keys("text", "lr_decay_style"),
+    **_keys("text", "lr_warmup_style", required=True, choices=("linear", "constant")),
+    **_keys("text", "lr_decay_style", choices=("linear", "cosine", "1-sqrt")),
     **_keys("float", "min_decay_lr"),
 }
 
@@ -154,7 +204,7 @@ _BOTH = {
     ),
     **_keys("int", "num_key_value_heads", "pad_token_id", null=True),
     **_keys("text", "hidden_act"),
-    **_keys("text", "_attn_implementation", null=True),
+    **_keys("text", "_attn_implementation", null=True, choices=_ATTENTION),
     **_keys("float", "initializer_range", "rms_norm_eps", "rope_theta", "z_loss_coefficient"),
     **_keys("any", "rope_scaling", null=True),
     **_keys("bool", "attention_bias", "rope_interleaved", "tie_word_embeddings", "use_cache", "z_loss_enabled"),

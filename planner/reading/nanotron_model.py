@@ -25,12 +25,14 @@ def read_model(notes: Notes, config: Any) -> tuple[ModelSpec | None, bool]:
     """The model, and whether it is of the Qwen2 class; None with findings where it is no model of the planner."""
     if config is None:
         return None, False
-    if isinstance(config, dict) and "is_starcoder2_config" in config:
+    other = _other_class(config) if isinstance(config, dict) else ""
+    if other:
         notes.find(
             "model-class",
             "error",
-            "plans exist for the Llama and Qwen2 models only; this is a Starcoder2 model",
+            f"plans exist for the Llama and Qwen2 models only; this says {other}",
             *PATH,
+            other,
             allowed="is_llama_config or is_qwen2_config",
         )
         return None, False
@@ -59,6 +61,13 @@ def read_model(notes: Notes, config: Any) -> tuple[ModelSpec | None, bool]:
             allowed="false, or a Qwen2 model",
         )
     return _spec(notes, good, qwen2), qwen2
+
+
+def _other_class(config: dict[Any, Any]) -> str:
+    """The key by which a configuration names another class (Starcoder2, or one of the examples'), or nothing."""
+    known = ("is_llama_config", "is_qwen2_config")
+    names = (key for key in config if isinstance(key, str) and key.startswith("is_") and key.endswith("_config"))
+    return next((name for name in names if name not in known), "")
 
 
 def _is_qwen2(config: dict[Any, Any]) -> bool:

@@ -10,8 +10,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from planner.reading.configuration import Finding, Severity
-from planner.reading.nanotron_keys import SECTIONS, Key
+from planner.reading.nanotron_keys import ADAM, SCHEDULER, SECTIONS, Key
 from planner.reading.yaml_lines import YamlFile
+
+HOMES: dict[str, Mapping[str, Key]] = {
+    **SECTIONS,
+    "optimizer.optimizer_factory": ADAM,
+    "optimizer.learning_rate_scheduler": SCHEDULER,
+}
+"""Where a key that stands in the wrong place belongs; older versions had some of them one level higher."""
 
 
 @dataclass
@@ -60,6 +67,9 @@ class Notes:
                     allowed=known.allowed,
                     hint=hint,
                 )
+            elif not known.offers(entry):
+                message = f"{name}.{key} is {shown(entry)}"
+                self.find("wrong-value", "error", message, *path, str(key), allowed=known.allowed)
             else:
                 good[key] = entry
         for key, known in keys.items():
@@ -69,8 +79,8 @@ class Notes:
 
     def _unknown(self, key: Any, keys: Mapping[str, Key], *path: str | int) -> None:
         near = get_close_matches(str(key), keys, n=1, cutoff=0.6)
-        home = next((name for name, known in SECTIONS.items() if key in known and (name,) != path), "")
-        hint = f"did you mean {near[0]}?" if near else f"{key} belongs under {home}" if home else ""
+        home = next((name for name, known in HOMES.items() if key in known and name != ".".join(map(str, path))), "")
+        hint = f"{key} belongs under {home}" if home else f"did you mean {near[0]}?" if near else ""
         message = f"nanotron has no key {'.'.join(map(str, (*path, key)))}; its loader is strict"
         self.find("unknown-key", "error", message, *path, str(key), allowed=", ".join(keys), hint=hint)
 

@@ -105,14 +105,13 @@ def outcome(load: Any, text: str) -> dict[str, Any]:
     }
 
 
-def built_stages(load: Any, text: str, rank: int) -> dict[str, Any]:
-    """nanotron's own model on meta tensors as one rank of a pretended job: its parameters, and layers of each stage."""
+def built(load: Any, text: str, rank: int) -> tuple[Any, Any]:
+    """The configuration, and nanotron's own model of it on meta tensors as one rank of a pretended job."""
     import torch
     from nanotron.helpers import _vocab_size_with_padding
     from nanotron.models import llama, qwen
     from nanotron.models.base import build_model
     from nanotron.parallel.context import ParallelContext
-    from nanotron.parallel.pipeline_parallel.block import PipelineBlock
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -127,36 +126,61 @@ def built_stages(load: Any, text: str, rank: int) -> dict[str, Any]:
     # What needs a GPU: choosing the device, and the buffers of point-to-point transfers.
     ParallelContext.set_device = lambda self: None
     llama.P2P = qwen.P2P = lambda pg, device: types.SimpleNamespace(pg=pg)
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    try:
-        context = ParallelContext(degrees.tp, degrees.pp, degrees.dp, degrees.context_parallel_size)
-        sizes.vocab_size = _vocab_size_with_padding(
-            sizes.vocab_size, context.tp_pg.size(), config.model.make_vocab_size_divisible_by
-        )
-        classes = {"LlamaConfig": llama.LlamaForTraining, "Qwen2Config": qwen.Qwen2ForTraining}
-        model = build_model(
-            lambda: classes[type(sizes).__name__](sizes, context, degrees, random_states=None),
-            context,
-            config.model.dtype,
-            device=torch.device("meta"),
-        )
-    finally:
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    context = ParallelContext(degrees.tp, degrees.pp, degrees.dp, degrees.context_parallel_size)
+    sizes.vocab_size = _vocab_size_with_padding(
+        sizes.vocab_size, context.tp_pg.size(), config.model.make_vocab_size_divisible_by
+    )
+    classes = {"LlamaConfig": llama.LlamaForTraining, "Qwen2Config": qwen.Qwen2ForTraining}
+    model = build_model(
+        lambda: classes[type(sizes).__name__](sizes, context, degrees, random_states=None),
+        context,
+        config.model.dtype,
+        device=torch.device("meta"),
+    )
+    return config, model
+
+
+def built_stages(load: Any, text: str, rank: int) -> dict[str, Any]:
+    """Parameters of the rank, and layers of each stage."""
+    from nanotron.parallel.pipeline_parallel.block import PipelineBlock
+
+    config, model = built(load, text, rank)
     blocks = [b for name, b in model.named_modules() if isinstance(b, PipelineBlock) and ".decoder." in name]
     stages = [block.rank for block in blocks]
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "layers": [stages.count(stage) for stage in range(degrees.pp)],
+        "layers": [stages.count(stage) for stage in range(config.parallelism.pp)],
     }
 
 
+def between_stages(load: Any, text: str) -> dict[str, Any]:
+    """The forward pass as the pipeline engine calls it on the second of several ranks, all of them stages: it holds
+    pointers, no data."""
+    from nanotron.parallel.pipeline_parallel.tensor_pointer import TensorPointer
+
+    config, model = built(load, text, 1)
+    names = ("input_ids", "input_mask" if type(config.model.model_config).__name__ == "LlamaConfig" else "position_ids")
+    # The layers of this rank would compute: only those of others are passed through.
+    model.model.decoder = type(model.model.decoder)(block for block in model.model.decoder if block.rank != 1)
+    try:
+        model.model(**{name: TensorPointer(group_rank=0) for name in names})
+    except Exception as error:
+        return {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
+    return {"ok": True}
+
+
 def main() -> None:
-    """``{"load": {name: text}, "build": [[name, text, rank], ...]}``."""
+    """``{"load": {name: text}, "build": [[name, text, rank], ...], "between": {name: text}}``."""
     wanted, load = json.load(sys.stdin), loader()
     for name, text in wanted.get("load", {}).items():
         print(json.dumps({"name": name, **outcome(load, text)}), flush=True)
     for name, text, rank in wanted.get("build", []):
         print(json.dumps({"name": name, "rank": rank, **built_stages(load, text, rank)}), flush=True)
+    for name, text in wanted.get("between", {}).items():
+        print(json.dumps({"name": name, **between_stages(load, text)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -174,11 +174,21 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "exponent without a dot": (put("optimizer", "optimizer_factory", "adam_eps", "1e-8"), "wrong-type"),
     "weight decay as text": (put("optimizer", "weight_decay", "a"), "wrong-type"),
     "no warm-up style": (drop("optimizer", "learning_rate_scheduler", "lr_warmup_style"), "missing-key"),
+    "unknown warm-up style": (put("optimizer", "learning_rate_scheduler", "lr_warmup_style", "cosine"), "wrong-value"),
+    "unknown decay style": (put("optimizer", "learning_rate_scheduler", "lr_decay_style", "wsd"), "wrong-value"),
+    "unknown log level": (put("logging", "log_level", "loud"), "wrong-value"),
+    "unknown attention": (put("model", "model_config", "_attn_implementation", "flash"), "wrong-value"),
     "zero stage as text": (put("optimizer", "zero_stage", "one"), "wrong-type"),
     "no accumulation choice": (drop("optimizer", "accumulate_grad_in_fp32"), "missing-key"),
     "unknown Llama key": (put("model", "model_config", "head_dim", 128), "unknown-key"),
     "Llama width as text": (put("model", "model_config", "hidden_size", "wide"), "wrong-type"),
     "no first data stage": (put("data_stages", 0, "start_training_step", 5), "first-stage"),
+    "weights as a mapping": (put("data_stages", 0, "data", "dataset", {"dataset_folder": {"a": 0.8}}), "wrong-type"),
+    "unknown kind of data": (put("data_stages", 0, "data", "dataset", {"path": "a"}), "dataset"),
+    "data of another vocabulary": (
+        put("data_stages", 0, "data", "dataset", {"dataset_folder": "/none", "vocab_size": 50257}),
+        "dataset-tokenizer",
+    ),
     "unknown initialisation": (put("model", "init_method", {"standard": 0.02}), "init-method"),
     "recomputation by name": (put("parallelism", "recompute_layer", "full"), "wrong-type"),
     "checkpoint interval missing": (drop("checkpoints", "checkpoint_interval"), "missing-key"),
@@ -199,6 +209,8 @@ ACCEPTED: dict[str, tuple[Change, str]] = {
     # OneForwardOneBackwardPipelineEngine.train_batch_iter asserts it.
     "too few micro-batches": (put("tokens", "batch_accumulation_per_replica", 1), "micro-batches-fill-pipeline"),
     "a negative replica count": (put("parallelism", "dp", -4), "not-positive"),
+    # basic_optimizer_builder raises on other names.
+    "another optimizer": (put("optimizer", "optimizer_factory", "name", "lion"), "wrong-value"),
     "a stage of its own length": (put("data_stages", 0, "sequence_length", 4096), "stage-sequence-length"),
 }
 """Accepted by the loader, stopped or misread later: our findings are the only early word."""
@@ -276,3 +288,44 @@ def test_embedding_rows_are_counted_alike() -> None:
     """Guards the comparison above: one table of the cost model is vocabulary times hidden."""
     model = question("llama-3-8b", machines("h100", 8), "nanotron").model
     assert embedding_params(model) == model.vocab * model.hidden
+
+
+def test_the_qwen2_model_has_no_pipeline_that_works() -> None:
+    """On a rank between two stages Llama passes pointers on, and Qwen2 asks a pointer for its elements; a rule refuses
+    the plan, and the reader's strategy breaks that rule."""
+
+    def three_stages(config: dict[str, Any]) -> None:
+        config["parallelism"].update(tp=1, pp=3, dp=1)
+
+    def qwen2(config: dict[str, Any]) -> None:
+        three_stages(config)
+        model = config["model"]["model_config"]
+        del model["is_llama_config"]
+        model.update(is_qwen2_config=True, attention_bias=True)
+
+    llama, other = run(between={"llama": changed(three_stages), "qwen2": changed(qwen2)})
+    assert llama["ok"], llama
+    assert other["error"] == "AttributeError: 'TensorPointer' object has no attribute 'numel'"
+    read = read_configuration({"c.yaml": changed(qwen2)})
+    backend, job = BACKENDS["nanotron"], make_job()
+    assert read.model is not None
+    batch = make_batch(pp=3, schedule="1f1b", stage_layers=[27, 27, 26])
+    context = RuleContext(read.model, h100_cluster(128), job, batch, backend.recompute_kinds(read.model, job))
+    assert "qwen2-without-pipeline" in {rule.id for rule, mask in backend.broken_rules(context) if mask[0]}
+
+
+def test_examples_of_the_checkout_are_judged_alike() -> None:
+    """Its own configurations, old and new: what the loader refuses has an error among our findings, and what it takes
+    has none but those that come true later."""
+    examples = sorted(Path(CHECKOUT, "examples").rglob("*.yaml"))
+    if not examples:
+        pytest.skip("the checkout has no examples")
+    texts = {str(path): path.read_text() for path in examples}
+    later = {finding for _, finding in ACCEPTED.values()}
+    taken = 0
+    for answer in run(load=texts):
+        name = answer["name"]
+        errors = {f.id for f in read_configuration({name: texts[name]}).findings if f.severity == "error"}
+        assert not errors - later if answer["ok"] else errors, (answer, errors)
+        taken += answer["ok"]
+    print(f"{len(texts)} examples, {taken} taken by both")

@@ -5,10 +5,14 @@ The checks behind the rules stand in nanotron's own source, named by each rule; 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from planner.backends import BACKENDS
 from planner.backends.nanotron import Nanotron, layers_by_cost
+from planner.cost.attention import attention_s
+from planner.cost.context import Work
 from planner.specs.batch import DEVICES
 from planner.specs.model import BiasSpec, ModelSpec, WindowSpec
 from tests.helpers import (
@@ -26,6 +30,7 @@ from tests.helpers import (
     mixtral,
     v100,
 )
+from tests.strategies import machines, question, strategy
 
 NANOTRON = BACKENDS["nanotron"]
 CPU = DEVICES.index("cpu")
@@ -200,3 +205,15 @@ def test_states_of_issue_261() -> None:
     batch = make_batch(zero_stage=1, shard_degree=24, dp=24)
     split = NANOTRON.state_bytes(make_job(), batch, batch.shard_degree)
     assert float((split.weights + split.gradients + split.optimizer)[0]) == pytest.approx(8 + 12 / 24)
+
+
+@pytest.mark.parametrize(("cp", "factor"), [(1, 1.0), (2, 1.5), (4, 1.75)])
+def test_the_last_context_rank_attends_to_most_tokens(cp: int, factor: float) -> None:
+    """Each rank holds one run of the sequence; of four ranks the last sees 7/8 of the keys where the average is 1/2."""
+    asked = question("llama-3-8b", machines("h100", 8), "nanotron", seq_len=32768)
+    balanced = replace(asked, backend=asked.backend.with_habits(context_parallel_balanced=True))
+    batch = strategy(asked, cp=cp)
+    slow, even = (attention_s(Work(context, batch), ("attention", "dense"))[0][0] for context in (asked, balanced))
+    assert slow == pytest.approx(factor * even)
+    packed = replace(asked, job=asked.job.model_copy(update={"sample_tokens": 1024}))
+    assert attention_s(Work(packed, batch), ("attention", "dense"))[0][0] < even
