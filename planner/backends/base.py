@@ -317,6 +317,11 @@ class Backend(ABC):
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         """Recompute choices that exist for this model, "none" first."""
 
+    def named_recompute(self, modules: tuple[str, ...], model: ModelSpec) -> RecomputeKind | None:
+        """Selective recomputation of any modules by the framework's names, where it can be asked for more combinations
+        than plans choose from."""
+        return None
+
     @abstractmethod
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
         """Pipeline schedules for that many stages and chunks; ("none",) for pp = 1."""

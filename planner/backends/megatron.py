@@ -248,6 +248,10 @@ class Megatron(Backend):
             kinds.append(MLP)
         return (*kinds, FULL)
 
+    def named_recompute(self, modules: tuple[str, ...], model: ModelSpec) -> RecomputeKind | None:
+        """Any list of --recompute-modules; the default is core_attn."""
+        return joined_kind(list(modules or ("core_attn",)), model)
+
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
         if vpp > 1:
             return ("interleaved",)
