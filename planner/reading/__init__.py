@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
+from planner.reading.torchtitan import TorchtitanReader
 
 __all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
 
-READERS: tuple[Reader, ...] = ()
+READERS: tuple[Reader, ...] = (TorchtitanReader(),)
 """Every format, the most specific first."""
 
 

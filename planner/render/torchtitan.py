@@ -160,7 +160,11 @@ def constants(model: ModelSpec, job: Job, strategy: Strategy) -> list[Constant]:
         ("MODEL", _literal(dimensions(model, strategy.seq_len)), ""),
         ("RECOMPUTE", f'"{strategy.recompute.mode}"', "none, selective (every second matrix product is kept) or full"),
         ("FLOAT8", str(strategy.precision == "fp8"), "linear layers multiply in fp8, scaled row by row"),
-        ("LOSS_CHUNKS", "1" if job.loss == "eager" else str(LOSS_CHUNKS), "parts of the sequence with logits at a time"),
+        (
+            "LOSS_CHUNKS",
+            "1" if job.loss == "eager" else str(LOSS_CHUNKS),
+            "pieces of a sequence; one has logits at a time",
+        ),
         ("LAYERS_PER_STAGE", stages, "of the pipeline stages in model order; None: no pipeline"),
     ]
 
