@@ -186,6 +186,10 @@ def _parallelize(config: Any, dims: Any, rank: int, result: dict[str, Any]) -> N
         )
     else:
         parts = [spec.parallelize_fn(model, **options)]
+    for part in parts:
+        if part.enable_weight_tying:
+            # As Decoder.init_states does: splitting over tp made two parameters of one.
+            part.tok_embeddings.weight = part.lm_head.weight
     held = [getattr(p, "_local_tensor", p).numel() for part in parts for p in part.parameters()]
     result.setdefault("held", {})[str(rank)] = sum(held)
     result.setdefault("stages", {})[str(rank)] = [
