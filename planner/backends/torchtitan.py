@@ -79,11 +79,14 @@ class Torchtitan(Fsdp):
         held = super().state_bytes(job, batch, shard)
         single = job.global_batch <= batch.micro_batch * batch.dp
         kept = (batch.pp > 1) & (batch.zero_stage == 3)
+        # An offload moves no gradients that are not beside the weights: freed ones, and whole ones of a stage.
+        moved = held.offloadable - np.where(kept | single, held.gradients, 0.0)
         return replace(
             held,
             weights=held.weights + np.where(kept, job.compute_bytes, 0.0),
             gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
-            step_temporary=np.where(single, held.gradients, 0.0),
+            offloadable=moved,
+            step_temporary=np.where(single, held.gradients * (1.0 - batch.offload_optimizer), 0.0),
         )
 
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
