@@ -9,7 +9,7 @@ import ast
 import re
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from planner.backends.torchtitan import EAGER_HABITS
 from planner.backends.torchtitan_rules import SCHEDULE_NAMES
@@ -37,6 +37,20 @@ _V_SHAPED = ("zbvzerobubble", "dualpipev")
 _SELECTIVE = ("attention", "every-second-matmul")
 _LARGEST = 2**31
 
+_Read = TypeVar("_Read")
+
+_MESH_FIELDS = tuple(
+    f"parallelism.{kind}_degree"
+    for kind in (
+        "tensor_parallel",
+        "context_parallel",
+        "pipeline_parallel",
+        "data_parallel_replicate",
+        "data_parallel_shard",
+    )
+)
+_PIPELINE_FIELDS = ("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_schedule")
+
 
 class TorchtitanReader:
     """Reads every way in which torchtitan is configured."""
@@ -59,10 +73,14 @@ class _Interpretation:
         self.findings, self.unread = list(gathered.findings), list(gathered.unread)
         self.settings: dict[str, Setting] = {}
         self.habits: dict[str, Any] = {}
+        self.undefined: set[str] = set()
+        """Fields whose value depends on a variable or file that is not given."""
 
     def run(self) -> Configuration:
         for name, setting in self.read.settings.items():
             self._accept(name, setting)
+        if not self.read.base_known:
+            self.undefined |= set(self.known) - set(self.settings)
         model, model_name = self._model()
         layers = model.layers if model is not None else None
         tp, cp, pp = (self._degree(name) for name in ("tensor", "context", "pipeline"))
@@ -74,25 +92,35 @@ class _Interpretation:
         self._compiled(pp)
         self._left_over()
         ep = self._degree("expert")
+        offloaded = Offload(optimizer=1.0, parameters="cpu", device="cpu")
         strategy = StatedStrategy(
-            tp=tp,
-            sequence_parallel=bool(self._value("parallelism.enable_sequence_parallel", True)) and tp > 1,
-            cp=cp,
-            pp=pp,
-            vpp=vpp,
-            pipeline_schedule=schedule,
-            layers_per_stage=stages,
-            ep=ep,
-            etp=self._expert_tensor(model, ep, tp),
+            tp=self._if_defined(tp, "parallelism.tensor_parallel_degree"),
+            sequence_parallel=self._if_defined(
+                bool(self._value("parallelism.enable_sequence_parallel", True)) and tp > 1,
+                "parallelism.tensor_parallel_degree",
+            ),
+            cp=self._if_defined(cp, "parallelism.context_parallel_degree"),
+            pp=self._if_defined(pp, "parallelism.pipeline_parallel_degree"),
+            vpp=self._if_defined(vpp, *_PIPELINE_FIELDS),
+            pipeline_schedule=self._if_defined(schedule, *_PIPELINE_FIELDS),
+            layers_per_stage=self._if_defined(stages, *_PIPELINE_FIELDS),
+            ep=self._if_defined(ep, "parallelism.expert_parallel_degree"),
+            etp=self._if_defined(
+                self._expert_tensor(model, ep, tp),
+                "parallelism.expert_parallel_degree",
+                "parallelism.tensor_parallel_degree",
+            ),
             dp=dp,
-            zero_stage=self._zero_stage(pp, None if shard is None else shard * cp),
-            shard_degree=self._shard_degree(replicate, shard, cp, pp),
+            zero_stage=self._if_defined(
+                self._zero_stage(pp, None if shard is None else shard * cp), "parallelism.fsdp_reshard_after_forward"
+            ),
+            shard_degree=self._shard_degree(shard, cp, pp),
             micro_batch=micro,
             grad_accum=accumulation,
             recompute=self._recompute(),
-            offload=Offload(optimizer=1.0, parameters="cpu", device="cpu")
-            if self._value("training.enable_cpu_offload")
-            else Offload(),
+            offload=self._if_defined(
+                offloaded if self._value("training.enable_cpu_offload") else Offload(), "training.enable_cpu_offload"
+            ),
         )
         return Configuration(
             format="torchtitan 0.3 arguments" if self.era == "registry" else "torchtitan 0.1 or 0.2 configuration",
@@ -101,9 +129,9 @@ class _Interpretation:
             model_name=model_name,
             gpus=self.read.gpus,
             gpus_per_node=self.read.gpus_per_node,
-            seq_len=self._value("training.seq_len"),
+            seq_len=self._if_defined(self._value("training.seq_len"), "training.seq_len"),
             global_batch=total,
-            precision=precision,
+            precision=self._if_defined(precision, "training.mixed_precision_param"),
             loss="eager" if self.era == "toml" or self.read.plan.get("LOSS_CHUNKS") == 1 else "chunked",
             flash_attention=True,
             task="sft" if self.read.task == "sft" else None,
@@ -133,6 +161,7 @@ class _Interpretation:
             return
         if setting.unknown:
             self.unread.append(f"{name} ({setting.where}): {', '.join(setting.unknown)} has no value")
+            self.undefined.add(name)
             return
         value = _converted(setting.value, known.kind)
         if value is None or (known.words and value not in known.words) or not _in_range(value, known.kind):
@@ -178,6 +207,10 @@ class _Interpretation:
             return self.settings[name].value
         known = self.known.get(name)
         return known.default if known is not None else default
+
+    def _if_defined(self, value: _Read | None, *names: str) -> _Read | None:
+        """``value``, or None where one of the fields that it follows from is not known."""
+        return None if self.undefined.intersection(names) else value
 
     def _where(self, name: str) -> str:
         return self.settings[name].where if name in self.settings else name
@@ -228,7 +261,9 @@ class _Interpretation:
     # --- Data parallelism
 
     def _data_parallel(self, others: int) -> tuple[int, int | None]:
-        """(replicas of the shard group, data-parallel ranks in it); the second is None while the GPUs are unknown."""
+        """(replicas of the shard group, data-parallel ranks in it); the second is None while it cannot be told."""
+        if self.undefined.intersection(_MESH_FIELDS):
+            return 1, None
         replicate = int(self._value("parallelism.data_parallel_replicate_degree"))
         shard = int(self._value("parallelism.data_parallel_shard_degree"))
         where = self._where("parallelism.data_parallel_shard_degree")
@@ -271,7 +306,7 @@ class _Interpretation:
             return 0 if policy == "never" or self.era == "toml" else 3
         return 2 if policy == "never" and pp == 1 else 3
 
-    def _shard_degree(self, replicate: int, shard: int | None, cp: int, pp: int) -> int | None:
+    def _shard_degree(self, shard: int | None, cp: int, pp: int) -> int | None:
         if shard is None:
             return None
         return 1 if self._zero_stage(pp, shard * cp) == 0 else shard * cp
@@ -344,8 +379,11 @@ class _Interpretation:
 
     def _batch(self, pp: int, dp: int | None) -> tuple[int | None, int | None, int | None]:
         """(micro-batch, accumulation, global batch); a pipeline splits the local batch into its micro-batches."""
-        if any("local_batch_size" in text for text in self.unread):
-            return None, None, None
+        pieces = ("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_microbatch_size")
+        if self.undefined.intersection(("training.local_batch_size", *pieces)):
+            known = "training.global_batch_size" in self.settings
+            total = int(self._value("training.global_batch_size")) if known else 0
+            return None, None, total if total > 0 else None
         local = int(self._value("training.local_batch_size"))
         piece = int(self._value("parallelism.pipeline_parallel_microbatch_size")) if pp > 1 else local
         if local % piece:
@@ -354,6 +392,8 @@ class _Interpretation:
                 f"local_batch_size({local}) % pipeline_parallel_microbatch_size({piece}) = {local % piece}, must be 0",
                 self._where("parallelism.pipeline_parallel_microbatch_size"),
             )
+            return piece, None, None
+        if "training.global_batch_size" in self.undefined:
             return piece, None, None
         total = int(self._value("training.global_batch_size"))
         if total <= 0:
@@ -391,7 +431,7 @@ class _Interpretation:
         components = _words(self._value("compile.components"))
         enabled = bool(self._value("compile.enable") or self._value("training.compile"))
         compiled = enabled and "model" in components
-        if not compiled:
+        if not compiled and "compile.enable" not in self.undefined:
             for name in ("fused_kernels", "activation_overhead", "kernels_per_layer"):
                 self.habits[name] = getattr(EAGER_HABITS, name)
         for name in ("compile.enable_async_tensor_parallel", "parallelism.enable_async_tensor_parallel"):
@@ -413,7 +453,7 @@ class _Interpretation:
 
     def _graphs(self, pp: int) -> None:
         """CUDA graphs are on unless a flag says no (torchtitan/trainer.py, _validate_cuda_graphs)."""
-        if self._value("training.disable_cuda_graphs"):
+        if self._value("training.disable_cuda_graphs") or "training.disable_cuda_graphs" in self.undefined:
             return
         ep = self._degree("expert")
         if pp > 1 or (ep > 1 and not self.read.graphs_with_experts):
@@ -433,8 +473,9 @@ class _Interpretation:
             self.read.recompute or mode or (self._value("activation_checkpoint.mode") if self.era == "toml" else None)
         )
         option = str(self._value("activation_checkpoint.selective_ac_option", "op"))
-        if mode is None:
-            mode = "selective"
+        if mode is None and not self.read.base_known:
+            return None
+        mode = mode or "selective"
         if mode == "selective" and self.era == "toml" and option != "op":
             self.unread.append(
                 f"activation_checkpoint.selective_ac_option = {option}: one block in {option} recomputes; priced as all"

@@ -43,6 +43,8 @@ class Gathered:
     """``section.field`` -> the value that holds in the end."""
     module: str | None = None
     config: str | None = None
+    base_known: bool = True
+    """Whether the registry function or TOML file below the flags was read; else their values are anyone's guess."""
     flavor: str | None = None
     recompute: str | None = None
     """Chosen by a subcommand or a registry function."""
@@ -98,37 +100,52 @@ def gather(files: Files) -> Gathered:
 # --- The command
 
 
-def _command(files: Mapping[str, str]) -> tuple[list[Word], Launch | None] | None:
-    """The words after the training module, of the first command that has any."""
+@dataclass(frozen=True)
+class _Command:
+    """Words after the training module, and what was around them."""
+
+    words: list[Word]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: int | None = None
+    per_node: int | None = None
+
+
+_MARKS = re.compile(r"--(module|config|job\.config|parallelism\.|training\.)")
+
+
+def _command(files: Mapping[str, str]) -> _Command | None:
+    """The first command of the scripts that trains."""
     kept = {name: text for name, text in files.items() if text.strip()}
     for name in entry_scripts(kept) if kept else ():
         script = read_script(kept, name)
         for launch in launches(script):
-            # A launcher's own --module ends its options, so words may hold torchtitan's flags from there on.
             if _is_training(launch):
-                return list(launch.arguments), launch
-        loose = [list(command.words) for command in script.commands] + [list(words) for words in script.arrays.values()]
-        for words in loose:
-            if any(re.match(r"--(module|job\.config|parallelism\.|training\.)", word.text) for word in words):
-                return words, None
+                return _Command(list(launch.arguments), launch.environment, launch.gpus, launch.per_node)
+        for command in script.commands:
+            words = list(command.words)
+            wrapper = any(posixpath.basename(word.text) == "run_train.sh" for word in words)
+            if wrapper or any(_MARKS.match(word.text) for word in words):
+                # run_train.sh takes the module, the function and the GPUs of its one node from the environment.
+                count = command.environment.get("NGPU", "8") if wrapper else ""
+                gpus = int(count) if re.fullmatch(r"[0-9]{1,6}", count) else None
+                return _Command(words, command.environment, gpus, gpus)
+        for array in script.arrays.values():
+            if any(_MARKS.match(word.text) for word in array):
+                return _Command(list(array))
     return None
 
 
 def _is_training(launch: Launch) -> bool:
     script = launch.script.text if launch.script else ""
-    flags = any(re.match(r"--(module|job\.config|parallelism\.|training\.)", word.text) for word in launch.arguments)
-    return flags or "torchtitan" in script or script.endswith("run_train.sh")
+    return any(_MARKS.match(word.text) for word in launch.arguments) or "torchtitan" in script
 
 
-def _with_command(command: tuple[list[Word], Launch | None], files: Files, tomls: Mapping[str, str]) -> Gathered:
-    words, launch = command
-    flags, subcommands = _flags(words)
+def _with_command(command: _Command, files: Files, tomls: Mapping[str, str]) -> Gathered:
+    flags, subcommands = _flags(command.words)
     toml = flags.pop("job.config_file", None)
-    environment = launch.environment if launch else {}
+    environment = command.environment
     era: Era = "toml" if toml or (tomls and "module" not in flags) or "CONFIG_FILE" in environment else "registry"
-    gathered = Gathered(era)
-    if launch is not None:
-        gathered.gpus, gathered.gpus_per_node = launch.gpus, launch.per_node
+    gathered = Gathered(era, gpus=command.gpus, gpus_per_node=command.per_node)
     if era == "toml":
         _with_named_toml(gathered, toml.value if toml else environment.get("CONFIG_FILE"), tomls)
     else:
@@ -192,6 +209,7 @@ def _with_registry(
         text = str(setting.value) if setting is not None and not setting.unknown else environment.get(name.upper())
         setattr(gathered, name, text)
     module, config = gathered.module, gathered.config
+    gathered.base_known = False
     if module is None or config is None:
         missing = "--module" if module is None else "--config"
         gathered.findings.append(
@@ -207,6 +225,7 @@ def _with_registry(
         return
     short = module.removeprefix("torchtitan.models.").removesuffix(".config_registry")
     source = _python_file(module, files)
+    gathered.base_known = source is not None or (short, config) in STOCK
     if source is not None:
         _with_python(gathered, source, files[source], config)
     elif (short, config) in STOCK:
@@ -255,6 +274,7 @@ def _with_python(gathered: Gathered, name: str, text: str, config: str) -> None:
         return
     function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == config), None)
     if function is None:
+        gathered.base_known = False
         gathered.findings.append(
             Finding(
                 id="config-function",
@@ -336,6 +356,7 @@ def _with_named_toml(gathered: Gathered, path: Any, tomls: Mapping[str, str]) ->
     if name is None and len(tomls) == 1 and not wanted:
         name = next(iter(tomls))
     if name is None:
+        gathered.base_known = False
         gathered.unread.append(f"--job.config_file {path}: the file is not among those given")
         return
     _with_toml(gathered, name, tomls[name])

@@ -156,13 +156,14 @@ def config_context(model: ModelSpec, job: Job, strategy: Strategy) -> dict[str, 
 def constants(model: ModelSpec, job: Job, strategy: Strategy) -> list[Constant]:
     """The plan's own values at the top of ``plan_config.py``, as plain literals."""
     stages = repr(strategy.layers_per_stage) if strategy.pp > 1 else "None"
+    whole_loss = job.loss == "eager" or model.mtp_layers > 0
     return [
         ("MODEL", _literal(dimensions(model, strategy.seq_len)), ""),
         ("RECOMPUTE", f'"{strategy.recompute.mode}"', "none, selective (every second matrix product is kept) or full"),
         ("FLOAT8", str(strategy.precision == "fp8"), "linear layers multiply in fp8, scaled row by row"),
         (
             "LOSS_CHUNKS",
-            "1" if job.loss == "eager" else str(LOSS_CHUNKS),
+            "1" if whole_loss else str(LOSS_CHUNKS),
             "pieces of a sequence; one has logits at a time",
         ),
         ("LAYERS_PER_STAGE", stages, "of the pipeline stages in model order; None: no pipeline"),

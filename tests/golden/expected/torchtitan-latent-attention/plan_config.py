@@ -51,7 +51,7 @@ MODEL = {
 }
 RECOMPUTE = "full"  # none, selective (every second matrix product is kept) or full
 FLOAT8 = False  # linear layers multiply in fp8, scaled row by row
-LOSS_CHUNKS = 8  # pieces of a sequence; one has logits at a time
+LOSS_CHUNKS = 1  # pieces of a sequence; one has logits at a time
 LAYERS_PER_STAGE = None  # of the pipeline stages in model order; None: no pipeline
 
 # PLACEHOLDERS: take them from the model's release; they change what is trained, neither speed nor memory.
