@@ -92,4 +92,16 @@ class Torchtitan(Fsdp):
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Stages of a pipeline have no gather windows: their weights and gradients are whole all step."""
         windows = np.where(context.batch.pp > 1, 0.0, 1.0)
-        return {name: windows * held for name, held in super().buffer_bytes(context).items()}
+        buffers = {name: windows * held for name, held in super().buffer_bytes(context).items()}
+        if context.model.mtp_layers:
+            buffers["logits outside chunks"] = self._whole_logits(context)
+        return buffers
+
+    def _whole_logits(self, context: BufferContext) -> FloatArray:
+        """Bytes by which the loss of prediction blocks, which takes all logits of all passes at once
+        (torchtitan/models/deepseek_v3/mtp.py, MTPLoss), exceeds what the habits count."""
+        model, job, batch = context.model, context.job, context.batch
+        counted = (1.0 + model.mtp_layers) * self.habits.loss_bytes_per_logit(job)
+        passes = (1.0 + model.mtp_layers) * EAGER_LOSS_BYTES
+        logits = batch.micro_batch * (job.seq_len / batch.cp) * model.vocab / batch.tp
+        return np.asarray((passes - counted) * logits)

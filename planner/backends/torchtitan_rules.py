@@ -130,11 +130,11 @@ LOSS_IMPLEMENTATION = input_rule(
 
 PREDICTION_LOSS = input_rule(
     "prediction-loss",
-    lambda c: not c.model.mtp_layers or c.job.loss == "eager",
+    lambda c: not c.model.mtp_layers or c.job.loss in ("auto", "eager"),
     lambda c: f"loss {c.job.loss} with mtp_layers({c.model.mtp_layers})",
     reason="The loss of prediction blocks takes all logits at once; there is no form in chunks.",
     source="torchtitan/models/deepseek_v3/mtp.py (MTPLoss)",
-    allowed="loss eager, or the model without prediction blocks (mtp_layers 0)",
+    allowed="loss auto or eager, or the model without prediction blocks (mtp_layers 0)",
 )
 
 PREDICTION_BLOCKS = predicate(
@@ -191,7 +191,7 @@ def _chunks(context: RuleContext) -> IntArray:
 
 LOSS_IN_CHUNKS = predicate(
     "loss-in-chunks",
-    lambda c: everywhere(c, c.job.loss == "eager") | (c.job.seq_len % _chunks(c) == 0),
+    lambda c: everywhere(c, c.job.loss == "eager" or c.model.mtp_layers > 0) | (c.job.seq_len % _chunks(c) == 0),
     lambda c, i: (
         f"seq_len({c.job.seq_len}) % (cp({c.batch.cp[i]}) * {LOSS_CHUNKS}) = {c.job.seq_len % _chunks(c)[i]}, must be 0"
     ),
