@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.backends.base import EVERYTHING, NONE, Backend, BufferContext, RecomputeKind, StateBytes
 from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
-from planner.backends.fsdp import FULL, GATHERED_BLOCKS, MASTER_BYTES, Fsdp
+from planner.backends.fsdp import FULL, GATHERED_BLOCKS, Fsdp
 from planner.backends.megatron import (
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
@@ -21,7 +21,9 @@ from planner.backends.megatron import (
     unfused_loss_bytes,
 )
 from planner.backends.nanotron import Nanotron
-from planner.specs.batch import FloatArray, IntArray, StrategyBatch
+from planner.backends.torchtitan import COMPILED_HABITS, EAGER_HABITS, Torchtitan
+from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
+from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 
@@ -241,50 +243,24 @@ class LlmFoundry(Fsdp):
     habits = replace(Fsdp.habits, activation_overhead=1.0, loss_bytes_per_logit=fused_loss_bytes)
 
 
-class Torchtitan(Fsdp):
-    """torchtitan without torch.compile: FSDP2, tensor and pipeline parallelism."""
+class EagerTorchtitan(Torchtitan):
+    """torchtitan 0.1 and 0.2 without torch.compile, as measured: the whole loss at once, ring attention over context
+    ranks, checkpoints on as many blocks as the run says."""
 
-    name = "torchtitan"
-    title = "torchtitan"
-    habits = replace(Fsdp.habits, pipelines_keep_weights=True)
+    name = "torchtitan-eager"
+    title = "torchtitan without compile"
+    habits = EAGER_HABITS
 
-    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
-        """Embedding and head count as one layer each, a remainder goes to the first stages (torchtitan,
-        distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part)."""
-        stages = pp * vpp
-        if stages == 1:
-            return (model.layers,)
-        each, extra = divmod(model.layers + 2, stages)
-        counts = [each + (stage < extra) for stage in range(stages)]
-        counts[0] -= 1
-        counts[-1] -= 1
-        return tuple(counts) if min(counts) > 0 else None
-
-    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        """Gradients are freed after every step: with one micro-batch those of the layers come to be while activations
-        go, so they count in the optimizer step (fused AdamW, no temporaries of its own) and not beside the loss."""
-        held = super().state_bytes(job, batch, shard)
-        single = job.global_batch <= batch.micro_batch * batch.dp
-        kept = (batch.pp > 1) & (batch.zero_stage == 3)
-        return replace(
-            held,
-            weights=held.weights + np.where(kept, job.compute_bytes, 0.0),
-            gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
-            step_temporary=np.where(single, held.gradients, 0.0),
-        )
-
-    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
-        """Stages of a pipeline have no gather windows: their weights and gradients are whole all step."""
-        windows = np.where(context.batch.pp > 1, 0.0, 1.0)
-        return {name: windows * held for name, held in super().buffer_bytes(context).items()}
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        return Fsdp.recompute_kinds(self, model, job)
 
 
-class Compiled(Torchtitan):
-    """The same with torch.compile: fused elementwise kernels, nothing saved twice."""
+class Compiled(EagerTorchtitan):
+    """The same with torch.compile."""
 
     name = "torchtitan-compiled"
     title = "torchtitan, compiled"
-    habits = replace(Torchtitan.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
+    habits = COMPILED_HABITS
 
 
 class Rowwise(Compiled):
@@ -304,7 +280,7 @@ class FmsFsdp(Compiled):
     habits = replace(Compiled.habits, gradient_reduce_bytes=reduced_in_16_bits)
 
 
-class AutoModel(Torchtitan):
+class AutoModel(EagerTorchtitan):
     """NeMo AutoModel: FSDP2 around Transformer Engine's attention, norms and linear layers, not compiled; experts over
     DeepEP."""
 
@@ -433,6 +409,7 @@ STACKS: dict[str, Backend] = {
         ZeroBubble(),
         LlmFoundry(),
         Torchtitan(),
+        EagerTorchtitan(),
         Compiled(),
         Rowwise(),
         FmsFsdp(),
@@ -463,7 +440,7 @@ _FRAMEWORKS = (
     ("aleph", "aleph-alpha"),
     ("nanotron", "nanotron"),
     ("llm-foundry", "llm-foundry"),
-    ("torchtitan", "torchtitan"),
+    ("torchtitan", "torchtitan-eager"),
     ("automodel", "automodel"),
     ("fsdp", "fsdp"),
     ("fms", "fms-fsdp"),

@@ -11,11 +11,13 @@ from planner.reading.deepspeed import DeepSpeedReader
 from planner.reading.fsdp_module import FsdpModuleReader
 from planner.reading.megatron import MegatronArguments, MegatronDump
 from planner.reading.nanotron import NanotronReader
+from planner.reading.torchtitan import TorchtitanReader
 
 __all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
 
 READERS: tuple[Reader, ...] = (
     FsdpModuleReader(),
+    TorchtitanReader(),
     NanotronReader(),
     DeepSpeedReader(),
     MegatronDump(),

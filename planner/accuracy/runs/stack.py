@@ -52,7 +52,7 @@ def _variant(config: MeasuredConfiguration) -> tuple[Backend, bool]:
         stack = STACKS["megatron-fsdp"]
     if stack.name == "megatron" and config.flash_attention is False:
         stack = STACKS["megatron-2021"]
-    if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
+    if stack.name == "torchtitan-eager" and config.extra.get("compile") not in (None, False):
         stack = STACKS[_compiled(config)]
     return stack, known
 
