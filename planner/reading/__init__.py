@@ -6,11 +6,17 @@
 from __future__ import annotations
 
 from planner.errors import InputError
+from planner.reading.accelerate import AccelerateReader, TrainingArgumentsReader
 from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
+from planner.reading.recipes import RecipeReader
 
 __all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
 
-READERS: tuple[Reader, ...] = ()
+READERS: tuple[Reader, ...] = (
+    AccelerateReader(),
+    RecipeReader(),
+    TrainingArgumentsReader(),
+)
 """Every format, the most specific first."""
 
 

@@ -142,14 +142,16 @@ def attention(strategy: Strategy, job: Job) -> str:
 
 
 def machine_section(cluster: Cluster) -> dict[str, Any]:
-    """Processes and nodes; address, port and node number come from the launch script."""
+    """Processes and nodes; address, port and node number come from the launch script.
+
+    The rendezvous is static: accelerate reads neither rdzv_backend nor same_network from the file, because their
+    command-line defaults are never unset (accelerate/commands/launch.py, _validate_launch_command).
+    """
     return {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": cluster.nodes,
         # Of all nodes together.
         "num_processes": cluster.gpus,
-        # Rank 0's address is that of the head node: a static rendezvous.
-        "same_network": True,
         "main_training_function": "main",
         "use_cpu": False,
         "debug": False,
