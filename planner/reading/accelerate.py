@@ -117,7 +117,7 @@ class TrainingArgumentsReader:
         else:
             configuration = _replicated(says.section, says, machines, None)
         told = replace(configuration, format="Hugging Face TrainingArguments")
-        return _with_setup(_collected(told, says.section, None), files)
+        return _with_setup(_collected(told, says.section, says), files)
 
 
 def _find_config(files: Files) -> str | None:
@@ -147,7 +147,7 @@ def _read_config(top: Section, says: TrainerSays | None, files: Files) -> Config
     _check_keys(top)
     _check_launch(top)
     machines = _machines(top)
-    kind = (top.word("distributed_type") or "").upper()
+    kind = _kind(top)
     mesh = _mesh(top.section("parallelism_config"), yaml_file=True)
     stated = _stated_precision(top)
     if kind == "DEEPSPEED" or (says is not None and says.deepspeed is not None):
@@ -170,7 +170,7 @@ def _refuse_elsewhere(top: Section) -> None:
             allowed="compute_environment: LOCAL_MACHINE",
             hint="give the number of GPUs and the strategy by hand: planner estimate ...",
         )
-    kind = (top.word("distributed_type") or "").upper()
+    kind = _kind(top)
     if kind not in GPU_TYPES:
         raise InputError(
             "distributed_type is for other hardware" if kind in OTHER_TYPES else "distributed_type is unknown",
@@ -178,6 +178,11 @@ def _refuse_elsewhere(top: Section) -> None:
             got=shown(top.values.get("distributed_type")),
             allowed=", ".join(GPU_TYPES),
         )
+
+
+def _kind(top: Section) -> str:
+    """distributed_type; an unquoted NO is a boolean in YAML."""
+    return "NO" if top.values.get("distributed_type") is False else (top.word("distributed_type") or "").upper()
 
 
 def _check_keys(top: Section) -> None:
@@ -256,7 +261,7 @@ def _machines(top: Section) -> Machines:
     value = top.values.get("num_processes")
     if value is None or str(value) == "-1":
         top.notes.skip("num_processes: given on the command line")
-        return Machines(gpus=1 if top.word("distributed_type") == "NO" else None, gpus_per_node=None)
+        return Machines(gpus=1 if _kind(top) == "NO" else None, gpus_per_node=None)
     gpus, nodes = top.count("num_processes"), top.count("num_machines", 1)
     if gpus is None or nodes is None:
         return Machines(gpus=gpus, gpus_per_node=None)
@@ -683,7 +688,9 @@ def _precision(top: Section, says: TrainerSays | None, stated: Precision | None)
 
 def _collected(configuration: Configuration, top: Section, says: TrainerSays | None) -> Configuration:
     """Findings of all files, those of accelerate's file first."""
-    notes = [top.notes, *([says.section.notes] if says is not None else [])]
+    notes = [top.notes]
+    if says is not None and says.section.notes is not top.notes:
+        notes.append(says.section.notes)
     return replace(
         configuration,
         seq_len=configuration.seq_len or (says.seq_len if says is not None else None),

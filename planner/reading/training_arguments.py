@@ -6,11 +6,13 @@ number of GPUs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from planner.errors import InputError
 from planner.reading import huggingface_keys as keys
 from planner.reading.configuration import Files
 from planner.reading.huggingface_fsdp import Sharding, argument_sharding
@@ -20,7 +22,9 @@ from planner.specs.strategy import Recompute
 DEFAULT_MICRO_BATCH = 8
 """per_device_train_batch_size of TrainingArguments."""
 
-MARKS = ("per_device_train_batch_size", "gradient_accumulation_steps", "output_dir", "learning_rate")
+MARKED = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "output_dir"})
+MARKS = re.compile(rf'"(?:{"|".join(sorted(MARKED))})"')
+"""Keys by which the arguments are known."""
 
 ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused")
 """Optimizers with fp32 master weights and two fp32 moments, as plans count them."""
@@ -72,13 +76,14 @@ def find_arguments(files: Files) -> str | None:
     """The file that holds TrainingArguments, by its keys."""
     for name in sorted(files, key=lambda name: (not name.endswith("training_arguments.json"), name)):
         text = files[name].lstrip("\ufeff \t\r\n")
-        if (
-            text.startswith("{")
-            and any(f'"{mark}"' in text for mark in MARKS[:2])
-            and '"zero_optimization"' not in text
-        ):
+        if not text.startswith("{") or not (name.endswith("training_arguments.json") or MARKS.search(text)):
+            continue
+        try:
+            values = read_json(files[name], name)
+        except InputError:
+            # Reading it says in which line it breaks.
             return name
-        if text.startswith("{") and name.endswith("training_arguments.json"):
+        if MARKED & values.keys() and "zero_optimization" not in values:
             return name
     return None
 

@@ -50,7 +50,7 @@ NESTED = {
 }
 """Sections of the YAML file with the prefix that the launcher puts before a key that lacks it."""
 
-MOST_RANKS = 64
+MOST_RANKS = 32
 """Beyond this the data loaders of all ranks take too long to build."""
 
 
@@ -61,7 +61,8 @@ def stand_in() -> None:
     environment.is_fp8_available = lambda: True
     environment.is_port_in_use = lambda _port: False
     # deepspeed.comm.torch as an attribute may be torch itself.
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None
 
 
 def ignored_keys(config: dict[str, Any], known: set[str]) -> list[str]:
@@ -92,7 +93,7 @@ def launched(case: dict[str, Any], verdict: dict[str, Any]) -> Any:
         exported = environment.prepare_multi_gpu_env(arguments)
     os.environ.update(exported)
     os.environ.update(WORLD_SIZE=str(arguments.num_processes))
-    for name in ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port"):
+    for name in ("nnodes", "nproc_per_node", "node_rank", "rdzv_backend", "rdzv_endpoint"):
         verdict[name] = str(getattr(arguments, name, None))
     return arguments
 
@@ -191,15 +192,16 @@ def examine(case: dict[str, Any], verdict: dict[str, Any]) -> None:
     verdict["stage"] = "mesh"
     config, mesh = meshed(launch_arguments, plugin, kind)
     verdict["sizes"] = dict(config._sizes) if config is not None else {}
+    if config is not None and config.tp_size > 1:
+        verdict["stage"] = "tensor"
+        # The first thing that Accelerator._prepare_tp does with a model whose parameters are split.
+        importlib.import_module("transformers.integrations.tensor_parallel").ReplicateParallel  # noqa: B018
     path = Path("training_arguments.json")
     if not path.exists():
         return
     verdict["stage"] = "trainer"
     values = json.loads(path.read_text(encoding="utf-8"))
     arguments = TrainingArguments(**{**values, "use_cpu": True})
-    if plugin and plugin.activation_checkpointing and arguments.activation_checkpointing:
-        # trainer.py, create_accelerator_and_postprocess; building a Trainer needs a model and a device.
-        raise ValueError("FSDP's activation checkpointing and the Trainer's are both set")
     verdict["precision"] = arguments.mixed_precision
     verdict["checkpointing"] = bool(arguments.activation_checkpointing or (plugin and plugin.activation_checkpointing))
     verdict["sync_each_batch"] = bool(
