@@ -100,7 +100,7 @@ class RecipeReader:
         name, recipe = found
         stated = [f"{key} = {value} ({told})" for key, told in recipe.values if (value := _value(files[name], key))]
         raise InputError(
-            f"this is a {recipe.title} file: {recipe.title} chooses sharding, precision and batch by rules of its own",
+            f"this file is for {recipe.title}, which chooses sharding, precision and batch by rules of its own",
             where=name,
             got="; ".join(stated) or None,
             allowed=recipe.instead,

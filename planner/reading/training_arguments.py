@@ -22,7 +22,7 @@ from planner.specs.strategy import Recompute
 DEFAULT_MICRO_BATCH = 8
 """per_device_train_batch_size of TrainingArguments."""
 
-MARKED = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "output_dir"})
+MARKED = frozenset({"per_device_train_batch_size", "output_dir"})
 MARKS = re.compile(rf'"(?:{"|".join(sorted(MARKED))})"')
 """Keys by which the arguments are known."""
 
