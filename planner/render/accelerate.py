@@ -123,7 +123,6 @@ def _launch(options: str = "") -> Launch:
         variables=(EXPANDABLE_SEGMENTS,),
         template="launch/accelerate.sh.j2",
         told="accelerate launch",
-        numbered=True,
     )
 
 
@@ -144,8 +143,8 @@ def attention(strategy: Strategy, job: Job) -> str:
 def machine_section(cluster: Cluster) -> dict[str, Any]:
     """Processes and nodes; address, port and node number come from the launch script.
 
-    The rendezvous is static: accelerate reads neither rdzv_backend nor same_network from the file, because their
-    command-line defaults are never unset (accelerate/commands/launch.py, _validate_launch_command).
+    So does the kind of rendezvous: accelerate reads neither rdzv_backend nor same_network from the file, because
+    their command-line defaults are never unset (accelerate/commands/launch.py, _validate_launch_command).
     """
     return {
         "compute_environment": "LOCAL_MACHINE",

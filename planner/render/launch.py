@@ -37,8 +37,6 @@ class Launch:
     """The launcher that ``launch.sh`` calls."""
     told: str = "torchrun"
     """Its name."""
-    numbered: bool = False
-    """Every node must be told its number; otherwise nodes may also be numbered as they arrive."""
 
 
 def checked_launcher(name: str) -> Launcher:

@@ -55,7 +55,6 @@ def readme(document: PlanDocument, plan: Plan, bundle: Bundle, title: str, files
             "slurm": "job.sbatch" in files,
             "deepspeed_launcher": "launch_deepspeed.sh" in files,
             "hostfile": "hostfile" in files,
-            "numbered": bundle.launch.numbered,
             "tools": AMD_TOOLS if cluster.accelerator.vendor.lower() == "amd" else NVIDIA_TOOLS,
         },
     )

@@ -334,8 +334,9 @@ open(f"said-{os.environ['RANK']}.json", "w").write(json.dumps({n: os.environ.get
 """
 
 
-def test_launch_script_starts_two_nodes(tmp_path: Path) -> None:
-    """launch.sh really starts every process, on two nodes that are both this machine."""
+@pytest.mark.parametrize("numbered", [True, False], ids=["static", "c10d"])
+def test_launch_script_starts_two_nodes(tmp_path: Path, numbered: bool) -> None:
+    """launch.sh really starts every process, on two nodes that are both this machine, with node numbers and without."""
     plan = document(FSDP, {"dp": 2, "zero_stage": 3, "shard_degree": 2}, model=LLAMA_8B)
     machine = plan.request.cluster.model_copy(update={"gpus_per_node": 1, "domain_gpus": 1})
     plan = plan.model_copy(update={"request": plan.request.model_copy(update={"cluster": machine})})
@@ -352,8 +353,8 @@ def test_launch_script_starts_two_nodes(tmp_path: Path) -> None:
                 "PATH": f"{scripts}:{os.environ['PATH']}",
                 "TRAIN_SCRIPT": "say.py",
                 "HEAD_NODE": "127.0.0.1",
-                "HEAD_PORT": "29731",
-                "NODE_RANK": str(rank),
+                "HEAD_PORT": "29731" if numbered else "29741",
+                **({"NODE_RANK": str(rank)} if numbered else {}),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -361,7 +362,11 @@ def test_launch_script_starts_two_nodes(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    output = [node.communicate(timeout=180)[0] for node in nodes]
+    try:
+        output = [node.communicate(timeout=180)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
     assert [node.returncode for node in nodes] == [0, 0], output
     for rank in range(2):
         said = json.loads((folder / f"said-{rank}.json").read_text(encoding="utf-8"))

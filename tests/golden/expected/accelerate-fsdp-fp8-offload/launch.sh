@@ -5,6 +5,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
+# Training scripts find plan_setup.py wherever they lie themselves.
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
 # Grows memory segments instead of adding new ones, which keeps fragmentation within the estimate.
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
