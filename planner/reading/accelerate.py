@@ -411,6 +411,14 @@ def _deepspeed(
     inner = Configuration(format="", backend="")
     if found is not None:
         config, where = found
+        if config.get("zero_optimization") is None:
+            # accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__
+            top.notes.add(
+                "zero-section",
+                "error",
+                f"there is no zero_optimization in {where}: accelerate stops",
+                hint='write "zero_optimization": {"stage": 0 to 3}',
+            )
         settled = says.settled() if says is not None else None
         inner = read_deepspeed(config, arguments=settled, where=where, gpus=counted)
     elif says is not None:
