@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import runpy
 import sys
 import traceback
 import warnings
@@ -196,12 +197,11 @@ def examine(case: dict[str, Any], verdict: dict[str, Any]) -> None:
         verdict["stage"] = "tensor"
         # The first thing that Accelerator._prepare_tp does with a model whose parameters are split.
         importlib.import_module("transformers.integrations.tensor_parallel").ReplicateParallel  # noqa: B018
-    path = Path("training_arguments.json")
-    if not path.exists():
-        return
     verdict["stage"] = "trainer"
-    values = json.loads(path.read_text(encoding="utf-8"))
-    arguments = TrainingArguments(**{**values, "use_cpu": True})
+    setup = runpy.run_path("plan_setup.py")
+    arguments = setup["training_arguments"](use_cpu=True)
+    batch = setup["collate"]([{"input_ids": [0] * setup["SEQ_LEN"]}])
+    verdict["seq_len"] = batch["input_ids"].shape[1]
     verdict["precision"] = arguments.mixed_precision
     verdict["checkpointing"] = bool(arguments.activation_checkpointing or (plugin and plugin.activation_checkpointing))
     verdict["sync_each_batch"] = bool(

@@ -112,7 +112,7 @@ def check_verdict(kind: str, plan: PlanDocument, said: dict[str, Any]) -> None:
     """What the frameworks understood is the plan."""
     s = plan.best.strategy
     assert said["ignored"] == []
-    assert said["total_batch"] == s.global_batch
+    assert (said["total_batch"], said["seq_len"]) == (s.global_batch, s.seq_len)
     assert said["checkpointing"] == (s.recompute.mode == "full")
     assert said["precision"] == {"fp32": "no"}.get(s.precision, s.precision)
     nodes = plan.request.cluster.nodes
@@ -326,6 +326,39 @@ def test_tensor_ranks_are_refused_by_both(tmp_path: Path) -> None:
     assert "ReplicateParallel" in said["error"]
     asked = question("llama-3-8b", machines("h100", 16), FSDP, global_batch=64)
     assert "no-tensor-parallel" in legal(asked, strategy(asked, tp=4, zero_stage=3))
+
+
+LOAD = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+import plan_setup
+sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32)
+LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16).save_pretrained("tiny")
+model = plan_setup.load_model("tiny")
+plan_setup.SEQ_LEN = 8
+loss = model(**plan_setup.collate([{"input_ids": [1] * 8}, {"input_ids": [2] * 8}])).loss
+print(model.dtype, model.config._attn_implementation, model.config.use_cache, bool(loss.isfinite()))
+try:
+    plan_setup.collate([{"input_ids": [1] * 7}])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("precision", "weights"), [("bf16", "torch.bfloat16"), ("fp32", "torch.float32")])
+def test_setup_module_loads_a_model(tmp_path: Path, precision: str, weights: str) -> None:
+    """plan_setup.py gives transformers what it takes, and a batch that the model takes."""
+    columns = {"dp": 8, "zero_stage": 3, "shard_degree": 8, "precision": precision}
+    write_files(tmp_path / "job", render_plan(document(FSDP, columns, model=LLAMA_8B)))
+    ran = subprocess.run(
+        [PYTHON, "-c", LOAD], cwd=tmp_path / "job", capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    said = [line for line in ran.stdout.splitlines() if line]
+    assert said[-2:] == [
+        f"{weights} sdpa False True",
+        "samples of [7] tokens, but the plan is for packed sequences of 8",
+    ]
 
 
 SAY = """import json, os, sys
