@@ -75,9 +75,7 @@ def build_deepspeed(document: PlanDocument, plan: Plan) -> Bundle:
     files = _files(document, strategy, config, deepspeed_arguments(strategy, ds_config))
     return Bundle(
         files=files | {DEEPSPEED: json.dumps(ds_config, indent=2) + "\n"},
-        launch=_launch('${MOE_LAYER_CLASS:+--deepspeed_moe_layer_cls_names "$MOE_LAYER_CLASS"} \\\n  ')
-        if _leaf_modules(request.model, strategy)
-        else _launch(),
+        launch=_launch(leaf_modules=_leaf_modules(request.model, strategy)),
         topology=deepspeed.topology(strategy, request.cluster),
         files_told={**_TOLD, DEEPSPEED: "DeepSpeed's configuration; accelerate_config.yaml names it"},
         setup=deepspeed_setup(request.model, strategy),
@@ -115,12 +113,20 @@ def _files(
     }
 
 
-def _launch(options: str = "") -> Launch:
-    """accelerate's own launcher; ``options`` is shell text before the script."""
+def _launch(*, leaf_modules: bool = False) -> Launch:
+    """accelerate's own launcher, which can be told the expert block that ZeRO-3 gathers as one."""
+    script = f'"${{TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script, which imports {SETUP}}}"'
+    prepare = (
+        "MOE_OPTIONS=()",
+        'if [[ -n "${MOE_LAYER_CLASS:-}" ]]; then',
+        '  MOE_OPTIONS=(--deepspeed_moe_layer_cls_names "$MOE_LAYER_CLASS")',
+        "fi",
+    )
     return Launch(
-        script=options + f'"${{TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script, which imports {SETUP}}}"',
+        script='"${MOE_OPTIONS[@]}" \\\n  ' + script if leaf_modules else script,
         arguments='"$@"',
         variables=(EXPANDABLE_SEGMENTS,),
+        prepare=prepare if leaf_modules else (),
         template="launch/accelerate.sh.j2",
         told="accelerate launch",
     )
@@ -242,11 +248,12 @@ def _common_arguments(strategy: Strategy) -> dict[str, Any]:
 
 
 def fsdp_arguments(strategy: Strategy) -> dict[str, Any]:
-    """The Trainer's arguments under FSDP2, whose own settings stay in accelerate's file."""
+    """The Trainer's arguments under FSDP2, whose own settings stay in accelerate's file.
+
+    Recomputation too: the Trainer refuses gradient_checkpointing beside fsdp_activation_checkpointing.
+    """
     return {
         **_common_arguments(strategy),
-        # Recomputation is FSDP's (fsdp_activation_checkpointing); the Trainer refuses both together.
-        "gradient_checkpointing": False,
         "optim": "adamw_torch_fused",
         # Otherwise gradients of all micro-batches but the last stay whole on every GPU (Accelerator.no_sync).
         "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
@@ -264,12 +271,12 @@ def deepspeed_arguments(strategy: Strategy, ds_config: dict[str, Any]) -> dict[s
         "adam_epsilon": adam["eps"],
         "weight_decay": adam["weight_decay"],
         "max_grad_norm": ds_config["gradient_clipping"],
-        # transformers 5.23 calls it activation_checkpointing too; this name is known to older 5.x as well.
-        "gradient_checkpointing": strategy.recompute.mode == "full",
         # Named here too: the Trainer counts tensor-parallel ranks from this argument alone.
         "deepspeed": DEEPSPEED,
     }
     if strategy.recompute.mode == "full":
+        # transformers 5.23 calls it activation_checkpointing too; this name is known to older releases as well.
+        arguments["gradient_checkpointing"] = True
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     return arguments
 

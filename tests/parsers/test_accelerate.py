@@ -94,14 +94,13 @@ def plans(kind: str) -> list[PlanDocument]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_plan_is_taken(kind: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_every_plan_is_taken(kind: str, tmp_path: Path) -> None:
     """No plan is refused, no key is ignored, and the Trainer counts the plan's global batch."""
     documents = plans(kind)
     folders = [tmp_path / f"{index:04d}" for index in range(len(documents))]
     for plan, folder in zip(documents, folders, strict=True):
         write_files(folder, render_plan(plan))
     said = verdicts(folders)
-    record_property("plans", len(documents))
     refused = Counter(one.get("error", one["stage"]) for one in said if not one["ok"])
     assert not refused, f"{sum(refused.values())} of {len(documents)} plans refused: {refused.most_common(5)}"
     for plan, one in zip(documents, said, strict=True):
