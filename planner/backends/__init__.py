@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from planner.backends.accelerate import AccelerateDeepSpeed, AccelerateFsdp
 from planner.backends.base import Backend
 from planner.backends.deepspeed import DeepSpeed
 from planner.backends.fsdp import Fsdp
@@ -13,7 +14,16 @@ from planner.backends.torchtitan import Torchtitan
 from planner.errors import InputError
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Megatron(), DeepSpeed(), Fsdp(), Torchtitan(), Nanotron())
+    backend.name: backend
+    for backend in (
+        Megatron(),
+        DeepSpeed(),
+        Fsdp(),
+        AccelerateFsdp(),
+        AccelerateDeepSpeed(),
+        Torchtitan(),
+        Nanotron(),
+    )
 }
 """Every backend by its name."""
 

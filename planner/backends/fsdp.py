@@ -8,7 +8,7 @@ replicates them (a shard group of one GPU).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class Fsdp(Backend):
     versions = "torch >=2.6,<2.14"
     rules = RULES
     expert_degrees = False
-    zero_stages = (0, 2, 3)
+    zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
     sequence_parallel_choices = (True,)
     offloads = (OffloadChoice("cpu", "cpu", (2, 3), steps=1),)
     habits = Habits(

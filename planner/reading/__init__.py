@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from planner.errors import InputError
+from planner.reading.accelerate import AccelerateReader, TrainingArgumentsReader
 from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
 from planner.reading.deepspeed import DeepSpeedReader
 from planner.reading.fsdp_module import FsdpModuleReader
 from planner.reading.megatron import MegatronArguments, MegatronDump
 from planner.reading.nanotron import NanotronReader
+from planner.reading.recipes import RecipeReader
 from planner.reading.torchtitan import TorchtitanReader
 
 __all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
@@ -19,6 +21,9 @@ READERS: tuple[Reader, ...] = (
     FsdpModuleReader(),
     TorchtitanReader(),
     NanotronReader(),
+    AccelerateReader(),
+    RecipeReader(),
+    TrainingArgumentsReader(),
     DeepSpeedReader(),
     MegatronDump(),
     MegatronArguments(),

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from planner.backends import get_backend
 from planner.errors import InputError
-from planner.render import deepspeed, fsdp, megatron, nanotron, torchtitan
+from planner.render import accelerate, deepspeed, fsdp, megatron, nanotron, torchtitan
 from planner.render.bundle import Bundle
 from planner.render.files import write_files
-from planner.render.launch import checked_launcher, deepspeed_scripts, slurm_script, torchrun_script
+from planner.render.launch import checked_launcher, deepspeed_scripts, launch_script, slurm_script
 from planner.render.readme import readme
 from planner.render.text import checked_hosts
 from planner.specs.plan import Plan, PlanDocument
@@ -24,6 +24,8 @@ _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "megatron": megatron.build,
     "deepspeed": deepspeed.build,
     "fsdp": fsdp.build,
+    "accelerate-fsdp": accelerate.build_fsdp,
+    "accelerate-deepspeed": accelerate.build_deepspeed,
     "torchtitan": torchtitan.build,
     "nanotron": nanotron.build,
 }
@@ -63,9 +65,9 @@ def render_plan(
     files = dict(bundle.files)
     told = {
         **bundle.files_told,
-        "launch.sh": "starts the job with torchrun" + (", once on every node" if len(names) > 1 else ""),
+        "launch.sh": f"starts the job with {bundle.launch.told}" + (", once on every node" if len(names) > 1 else ""),
     }
-    files["launch.sh"] = torchrun_script(document, bundle.launch, names)
+    files["launch.sh"] = launch_script(document, bundle.launch, names)
     if chosen == "slurm":
         files["job.sbatch"] = slurm_script(document)
         told["job.sbatch"] = "a Slurm job that runs launch.sh on every node"

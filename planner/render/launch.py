@@ -33,6 +33,10 @@ class Launch:
     variables: tuple[Variable, ...]
     prepare: tuple[str, ...] = ()
     """Shell lines that run before the launcher."""
+    template: str = "launch/torchrun.sh.j2"
+    """The launcher that ``launch.sh`` calls."""
+    told: str = "torchrun"
+    """Its name."""
 
 
 def checked_launcher(name: str) -> Launcher:
@@ -43,11 +47,11 @@ def checked_launcher(name: str) -> Launcher:
     raise InputError("unknown launcher", where="launcher", got=repr(name), allowed=", ".join(get_args(Launcher)))
 
 
-def torchrun_script(document: PlanDocument, launch: Launch, hosts: Sequence[str]) -> str:
+def launch_script(document: PlanDocument, launch: Launch, hosts: Sequence[str]) -> str:
     """``launch.sh``: the same script on every node."""
     cluster = document.request.cluster
     return fill(
-        "launch/torchrun.sh.j2",
+        launch.template,
         {
             "title": one_line(document.request.model.name),
             "nodes": cluster.nodes,

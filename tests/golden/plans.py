@@ -389,5 +389,39 @@ CASES: dict[str, Case] = {
             offload=Offload(optimizer=1, device="cpu", parameters="cpu"),
         )
     ),
+    "accelerate-fsdp-full": Case(
+        document("accelerate-fsdp", {"dp": 64, "zero_stage": 3, "shard_degree": 64, "micro_batch": 2}, recompute=FULL),
+        launcher="slurm",
+    ),
+    "accelerate-fsdp-hybrid": Case(
+        document("accelerate-fsdp", {"dp": 4, "cp": 4, "zero_stage": 2, "shard_degree": 8}, model=LLAMA_8B)
+    ),
+    "accelerate-fsdp-fp8-offload": Case(
+        document(
+            "accelerate-fsdp",
+            {"dp": 8, "zero_stage": 3, "shard_degree": 8, "precision": "fp8"},
+            model=LLAMA_8B,
+            offload=Offload(optimizer=1, device="cpu", parameters="cpu"),
+        )
+    ),
+    "accelerate-deepspeed-zero3": Case(
+        document(
+            "accelerate-deepspeed",
+            {"dp": 16, "zero_stage": 3, "shard_degree": 16, "secondary_shard_degree": 8, "micro_batch": 2},
+            recompute=FULL,
+        ),
+        hosts=("gpu-1.example.org", "gpu-2.example.org"),
+    ),
+    "accelerate-deepspeed-ulysses": Case(
+        document(
+            "accelerate-deepspeed",
+            {"dp": 2, "cp": 8, "zero_stage": 3, "shard_degree": 16},
+            model=LLAMA_8B,
+            recompute=FULL,
+        )
+    ),
+    "accelerate-deepspeed-autotp": Case(
+        document("accelerate-deepspeed", {"tp": 8, "dp": 2, "zero_stage": 1, "shard_degree": 2}, model=LLAMA_8B)
+    ),
 }
 """Every rendered situation: the golden files and the checks of all scripts run over these."""

@@ -1,0 +1,124 @@
+"""Files of tools that write the Trainer's arguments themselves: axolotl, LLaMA-Factory, verl.
+
+Each decides sharding, precision and batch by rules of its own that change from release to release, so none is guessed
+at: the error names the tool, what to take from it, and the command that prices the same strategy.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from planner.errors import InputError
+from planner.reading.configuration import Configuration, Files
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One tool."""
+
+    title: str
+    marks: tuple[re.Pattern[str], ...]
+    """All of them must be found."""
+    values: tuple[tuple[str, str], ...]
+    """Its settings and what they are called here."""
+    instead: str
+    """The file to give instead."""
+
+
+def _keys(*names: str) -> tuple[re.Pattern[str], ...]:
+    """Top-level YAML keys."""
+    return tuple(re.compile(rf"^{name}\s*:", re.M) for name in names)
+
+
+RECIPES = (
+    Recipe(
+        "axolotl",
+        _keys("base_model", "(?:sequence_len|micro_batch_size)"),
+        (
+            ("base_model", "--model"),
+            ("sequence_len", "--seq-len"),
+            ("micro_batch_size", "--micro-batch"),
+            ("gradient_accumulation_steps", "micro-batches of a step"),
+            ("adapter", "task"),
+            ("load_in_4bit", "4-bit weights"),
+            ("fsdp", "sharding"),
+            ("deepspeed", "DeepSpeed file"),
+        ),
+        "the DeepSpeed file that it names, or training_args of a run (the Trainer's arguments as JSON) with the "
+        "accelerate configuration it was launched with",
+    ),
+    Recipe(
+        "LLaMA-Factory",
+        _keys("model_name_or_path", "(?:finetuning_type|cutoff_len)"),
+        (
+            ("model_name_or_path", "--model"),
+            ("cutoff_len", "--seq-len"),
+            ("per_device_train_batch_size", "--micro-batch"),
+            ("gradient_accumulation_steps", "micro-batches of a step"),
+            ("finetuning_type", "task"),
+            ("deepspeed", "DeepSpeed file"),
+            ("pure_bf16", "no fp32 master weights"),
+        ),
+        "the DeepSpeed file that it names under deepspeed: (memory is decided there), or the accelerate configuration "
+        "for FSDP",
+    ),
+    Recipe(
+        "verl",
+        (re.compile(r"actor_rollout_ref\.\S+=|^actor_rollout_ref\s*:", re.M),),
+        (
+            ("actor_rollout_ref.model.path", "--model"),
+            ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "tokens of a micro-batch"),
+            ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", "cp"),
+            ("actor_rollout_ref.actor.fsdp_config.optimizer_offload", "offload of the optimizer"),
+            ("trainer.n_gpus_per_node", "GPUs of a node"),
+            ("trainer.nnodes", "nodes"),
+        ),
+        "the actor alone, as a model with its batch: several models (actor, reference, critic, rollout) share these "
+        "GPUs, which one plan does not describe",
+    ),
+)
+
+
+class RecipeReader:
+    """Recognises the tools' files in order to say what to give instead."""
+
+    name = "recipe"
+    title = "axolotl, LLaMA-Factory and verl files (recognised, not read)"
+
+    def recognises(self, files: Files) -> bool:
+        return _found(files) is not None
+
+    def read(self, files: Files) -> Configuration:
+        found = _found(files)
+        if found is None:
+            raise InputError(
+                "this is no file of a tool that is known here",
+                where=", ".join(sorted(files)),
+                allowed=", ".join(recipe.title for recipe in RECIPES),
+            )
+        name, recipe = found
+        stated = [f"{key} = {value} ({told})" for key, told in recipe.values if (value := _value(files[name], key))]
+        raise InputError(
+            f"this file is for {recipe.title}, which chooses sharding, precision and batch by rules of its own",
+            where=name,
+            got="; ".join(stated) or None,
+            allowed=recipe.instead,
+            hint="price the same strategy with `planner estimate`, or ask `planner suggest`, from the values above",
+        )
+
+
+def _found(files: Files) -> tuple[str, Recipe] | None:
+    for name in sorted(files):
+        if name.endswith((".py", ".md", ".json")):
+            continue
+        for recipe in RECIPES:
+            if all(mark.search(files[name]) for mark in recipe.marks):
+                return name, recipe
+    return None
+
+
+def _value(text: str, key: str) -> str:
+    """What a line says of ``key``, in YAML or as a Hydra override; empty where nothing stands."""
+    found = re.search(rf"(?:^|[\s+]){re.escape(key)}[ \t]*[:=][ \t]*([^\s#]+)", text, re.M)
+    return found.group(1)[:80] if found else ""
