@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import machines
 from planner.cli import options as o
 from planner.errors import InputError
 from planner.version import __version__
@@ -341,6 +342,9 @@ def calibrate(
         problems.print_json(result.model_dump(mode="json"))
     else:
         tables.print_calibration(result, out)
+
+
+app.add_typer(machines.app, name="cluster")
 
 
 def _cluster(

@@ -102,15 +102,15 @@ def compute_nics(nics: Sequence[Nic]) -> tuple[Nic, ...]:
     return tuple(nic for nic in candidates if fastest is None or nic.gbps in (None, fastest))
 
 
-def size_of(inventory: Inventory) -> Size:
-    """Nodes and GPUs of each: the uniform part with the most GPUs where nodes differ."""
+def size_of(inventory: Inventory, wanted: int | None = None) -> Size:
+    """Nodes and GPUs of each: the uniform part with the most GPUs where nodes differ, or ``wanted`` GPUs a node."""
     whole = [device for device in inventory.devices if not device.mig]
     built = len(whole) if inventory.devices else None
     members = [node for node in inventory.nodes if node.usable]
     if inventory.nodes and any(_given(node) is not None for node in inventory.nodes):
-        return _uniform(members, built)
+        return _uniform(members, built, wanted)
     findings: list[Finding] = []
-    per_node = inventory.gpus_per_node
+    per_node = wanted or inventory.gpus_per_node
     if per_node is None:
         per_node = built
     elif built is not None and built != per_node:
@@ -130,14 +130,14 @@ def _differs(built: int, given: int) -> Finding:
     )
 
 
-def _uniform(members: Sequence[Node], built: int | None) -> Size:
+def _uniform(members: Sequence[Node], built: int | None, wanted: int | None) -> Size:
     """The number of GPUs a node that uses the most of them, the larger of equals."""
     counts = Counter(_given(node) or 0 for node in members)
     sizes = sorted((size for size in counts if size), reverse=True)
     if not sizes:
         return Size(nodes=0, gpus_per_node=0)
     fitting = {size: sum(times for other, times in counts.items() if other >= size) for size in sizes}
-    best = max(sizes, key=lambda size: (size * fitting[size], size))
+    best = wanted or max(sizes, key=lambda size: (size * fitting[size], size))
     chosen = tuple(node for node in members if (_given(node) or 0) >= best)
     findings = []
     if len(sizes) > 1 or counts.get(0):

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from planner.errors import InputError
+from planner.machines.text import printable
 
 MAX_YAML_BYTES = 4_000_000
 """PyYAML needs a hundred times the text in memory; Kubernetes writes large lists as JSON on request."""
@@ -50,8 +51,10 @@ def _json(text: str) -> list[Any] | None:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """A mapping with text keys, or nothing."""
-    return {key: entry for key, entry in value.items() if isinstance(key, str)} if isinstance(value, dict) else {}
+    """A mapping with keys that are printable text, or nothing."""
+    if not isinstance(value, dict):
+        return {}
+    return {key: entry for key, entry in value.items() if isinstance(key, str) and key.isprintable()}
 
 
 def entries(value: object) -> Iterator[Mapping[str, Any]]:
@@ -63,4 +66,6 @@ def entries(value: object) -> Iterator[Mapping[str, Any]]:
 
 def word(value: object) -> str:
     """A scalar as text; nothing for anything else."""
-    return str(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
+    if isinstance(value, str):
+        return printable(value)
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30 else ""

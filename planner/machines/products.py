@@ -25,10 +25,13 @@ RESERVED = 0.015
 _SLOWER = 2.0
 """Ratio of 16-bit rates from which a larger memory must not be taken for a faster card."""
 
-_NOISE = frozenset(
-    "nvidia amd instinct radeon tesla geforce google aws intel habana accelerator gpu graphics oam vf generation server "
-    "workstation edition ac slice podslice mega hbm2 hbm2e hbm3 hbm3e 500w".split()
-)
+# fmt: off
+_NOISE = frozenset((
+    "nvidia", "amd", "instinct", "radeon", "tesla", "geforce", "google", "aws", "intel", "habana", "accelerator",
+    "gpu", "graphics", "oam", "vf", "generation", "server", "workstation", "edition", "ac", "slice", "podslice",
+    "mega", "hbm2", "hbm2e", "hbm3", "hbm3e", "500w",
+))
+# fmt: on
 """Words of printed names that change neither dimension nor rate.  Words that do, such as Ti, D or Max-Q, are kept, so
 that such cards are unknown instead of mistaken."""
 _SIZE = re.compile(r"([0-9]{2,3})g(?:b|ib)?")
@@ -97,7 +100,7 @@ def identify(name: str, memory_mib: int | None = None) -> Match:
     accelerator = load_accelerator(chosen)
     return Match(
         accelerator,
-        _memory(accelerator, memory_mib),
+        usable_gib(accelerator, memory_mib),
         tuple(_about(accelerator, name, memory_mib, sure)),
     )
 
@@ -132,14 +135,14 @@ def _agrees(accelerator: Accelerator, memory_mib: int) -> bool:
     return abs(memory_mib - known) <= TOLERANCE * known
 
 
-def _memory(accelerator: Accelerator, memory_mib: int | None) -> float | None:
-    """GiB that a card of another size can give; None where it is the catalogue's."""
+def usable_gib(accelerator: Accelerator, memory_mib: int | None) -> float | None:
+    """GiB that allocators reach on a card of this printed size; None where it is what the catalogue has."""
     if memory_mib is None or _agrees(accelerator, memory_mib):
         return None
     return round(memory_mib * MIB * (1 - RESERVED) / GIB, 2)
 
 
-def _about(accelerator: Accelerator, name: str, words: _Words, memory_mib: int | None, several: bool) -> list[Finding]:
+def _about(accelerator: Accelerator, name: str, memory_mib: int | None, sure: bool) -> list[Finding]:
     findings = []
     if memory_mib is not None and not _agrees(accelerator, memory_mib):
         known = accelerator.memory.allocatable_bytes / MIB
@@ -212,5 +215,5 @@ def _unknown(name: str, family: list[str], memory_mib: int | None) -> InputError
         where="GPU",
         got=f"{shown(name)}{size}",
         allowed=f"nearest: {', '.join(near)}" if near else f"one of {len(accelerator_ids())} accelerators",
-        hint=f"name the one to plan with: --gpu {near[0] if near else 'NAME'} (`planner gpus` lists all)",
+        hint="to plan with the figures of another: --gpu NAME (`planner gpus` lists them with memory and rates)",
     )

@@ -26,10 +26,12 @@ _GRES = re.compile(r"^(?:gres/)?gpu(?:[:/]([A-Za-z0-9_.\-]+?))?[:=]([0-9]{1,6})$
 _SHARES = re.compile(r"[0-9]g\.[0-9]+gb", re.IGNORECASE)
 """A MIG profile as the type of a generic resource."""
 _PARENTHESES = re.compile(r"\([^()]*\)")
-_UNUSABLE = frozenset(
-    "DOWN DRAIN DRAINED DRAINING FAIL FAILING FAILED ERROR UNKNOWN FUTURE MAINT INVAL NOT_RESPONDING NO_RESPOND "
-    "INVALID_REG REBOOT_ISSUED REBOOT_REQUESTED".split()
-)
+# fmt: off
+_UNUSABLE = frozenset((
+    "DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FAILED", "ERROR", "UNKNOWN", "FUTURE", "MAINT",
+    "INVAL", "NOT_RESPONDING", "NO_RESPOND", "INVALID_REG", "REBOOT_ISSUED", "REBOOT_REQUESTED",
+))
+# fmt: on
 """States and flags of node_state in Slurm's own list (scontrol(1)) under which no new job starts."""
 _LEAST_MEMORY_MIB = 1024
 """RealMemory=1 is what slurm.conf has when nobody set it."""

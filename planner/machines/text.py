@@ -19,6 +19,8 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 """Terminal control sequences (ECMA-48 CSI and OSC, and two-character ones)."""
 _ESCAPES_LOST = re.compile(r"\[[0-9;]{1,8}m")
 """Colour sequences whose escape character an editor or a web form has dropped."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
+"""What would move the cursor, ring or break lines when a name is printed."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -46,9 +48,14 @@ def decode(raw: bytes, where: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Text without terminal control sequences, carriage returns and no-break spaces."""
+    """Text without terminal control sequences and other control characters; only line ends and tabs stay."""
     plain = _ESCAPES_LOST.sub("", _ESCAPES.sub("", text))
-    return plain.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ").replace("\ufeff", "")
+    return _CONTROLS.sub("", plain.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " "))
+
+
+def printable(text: str) -> str:
+    """One line that can be printed anywhere, at most 200 characters."""
+    return "".join(character for character in text[:200] if character.isprintable())
 
 
 def whole(text: str | None, high: int = MAX_COUNT) -> int | None:

@@ -10,6 +10,7 @@ from planner.service.clusters import resolve_cluster
 from planner.service.document import load_plan
 from planner.service.failures import Interrupted
 from planner.service.jobs import resolve_job
+from planner.service.machines import MachinesReading, MachinesRequest, read_cluster
 from planner.service.models import resolve_model
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
 from planner.service.usecases import (
@@ -40,6 +41,8 @@ __all__ = [
     "ClusterInput",
     "Interrupted",
     "JobInput",
+    "MachinesReading",
+    "MachinesRequest",
     "PlanRequest",
     "StrategyInput",
     "accuracy",
@@ -51,6 +54,7 @@ __all__ = [
     "list_gpus",
     "list_models",
     "load_plan",
+    "read_cluster",
     "render_document",
     "resolve_cluster",
     "resolve_job",
