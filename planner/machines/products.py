@@ -192,7 +192,7 @@ def _slower_than(accelerator: Accelerator) -> Accelerator | None:
         other
         for other in map(load_accelerator, accelerator_ids())
         if other.architecture == accelerator.architecture
-        and other.memory.allocatable_bytes < accelerator.memory.allocatable_bytes
+        and other.memory.allocatable_bytes < (1 - TOLERANCE) * accelerator.memory.allocatable_bytes
         and _rate(other) >= _SLOWER * _rate(accelerator) > 0
     ]
     return min(alike, key=lambda other: (-_rate(other), other.id), default=None)

@@ -200,7 +200,7 @@ def _about_job(job: Mapping[str, str], nodes: int | None, names: tuple[str, ...]
                 "cpus-contradict",
                 f"SLURM_CPUS_ON_NODE={on_node} contradicts SLURM_CPUS_PER_TASK={per_task}"
                 + (f" with {tasks} tasks a node" if tasks > 1 else ""),
-                hint="a step can hold fewer CPUs than the job: srun takes --cpus-per-task itself since Slurm 22.05",
+                hint="srun does not inherit --cpus-per-task since Slurm 22.05: pass it, or set SRUN_CPUS_PER_TASK",
             )
         )
     if "SLURM_LAUNCH_NODE_IPADDR" in job:
@@ -208,7 +208,8 @@ def _about_job(job: Mapping[str, str], nodes: int | None, names: tuple[str, ...]
         findings.append(
             note(
                 "launch-node",
-                "SLURM_LAUNCH_NODE_IPADDR is the host that submitted the job (a login node), not a node of it",
+                "SLURM_LAUNCH_NODE_IPADDR is the host where srun was started (the submit host under salloc), which need "
+                "not be a node of the job",
                 where="SLURM_LAUNCH_NODE_IPADDR",
                 hint=f"the rendezvous address is {first}",
             )

@@ -21,6 +21,8 @@ _LABEL = re.compile(r"(?:GPU|NIC)[0-9]+|mlx[0-9]_(?:bond_)?[0-9]+|\S+")
 _GPU = re.compile(r"GPU([0-9]{1,3})")
 _LINK = re.compile(r"\s*(X|SYS|SOC|NODE|PHB|PXB|PSB|PIX|NV(?:1[0-9]|[0-9])(?![-,])|NV[1-9])")
 """One cell.  The look-ahead takes ``NV10-19`` apart as NV1 and the CPUs 0-19, which were glued to it."""
+_AFFINITY = re.compile(r"CPU\s*Affinity")
+_NUMA_COLUMN = re.compile(r"NUMA\s*(?:Affinity|ID)")
 _LEGEND = re.compile(r"^\s*(NIC[0-9]+):\s*(\S+)\s*$", re.MULTILINE)
 _PEER_ONLY = re.compile(r"^\s*(?:OK|CNS|GNS|TNS)\s*=", re.MULTILINE)
 _SWITCHED = 3
@@ -56,10 +58,9 @@ def read(text: str, where: str = TITLE) -> Inventory:
     plain = clean(text)
     lines = plain.splitlines()
     header = _header(lines)
-    if header is None:
-        peers = _PEER_ONLY.search(plain) is not None
+    if header is None or _PEER_ONLY.search(plain):
         raise InputError(
-            "this shows which GPUs may talk to each other, not how" if peers else "no matrix of GPUs is found",
+            "no matrix of GPUs is found" if header is None else "this shows which GPUs may talk to each other, not how",
             where=where,
             allowed="a header with GPU0 GPU1 ... and one row for each",
             hint=HINT,
@@ -90,13 +91,13 @@ def _header(lines: list[str]) -> _Header | None:
         start = line.find("GPU")
         if start < 0 or line[:start].strip(" \t$#>|"):
             continue
-        devices, _, tail = line.partition("CPU Affinity")
+        devices, *tail = _AFFINITY.split(line, maxsplit=1)
         labels = tuple(_LABEL.findall(devices.strip(" \t$#>|")))
         if not labels or len(labels) > MAX_DEVICES or len(set(labels)) < len(labels) or not _GPU.fullmatch(labels[0]):
             continue
         if any(_row_start(after, labels[0]) for after in lines[number + 1 : number + 4]):
-            columns = 1 + tail.count("Affinity") + tail.count("NUMA ID")
-            return _Header(labels, columns if "Affinity" in line else 0, number)
+            columns = 1 + len(_NUMA_COLUMN.findall(tail[0])) if tail else 0
+            return _Header(labels, columns, number)
     return None
 
 

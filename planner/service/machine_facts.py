@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -75,8 +75,13 @@ def fill(facts: Facts, inventory: Inventory, options: Options) -> None:
     for name, value in options.model_dump(exclude_none=True).items():
         if name != "gpu":
             facts.put(name, value, "option")
-    accelerator, per_node = _accelerator(inventory, options, facts)
-    size = _size(inventory, options, per_node, facts)
+    _some_whole(inventory)
+    stated = None if options.gpu is None else load_accelerator(options.gpu)
+    if stated is not None:
+        inventory = _of_kind(inventory, stated, facts)
+    size = _size(inventory, options, _chosen_count(inventory, stated), facts)
+    kinds = _kinds(inventory, size)
+    accelerator = _named(inventory, kinds, facts) if stated is None else _stated(stated, kinds, facts)
     system = _system(size, accelerator, facts)
     _domain(inventory, size, accelerator, system, facts)
     _network(inventory, size, system, facts)
@@ -86,27 +91,47 @@ def fill(facts: Facts, inventory: Inventory, options: Options) -> None:
 # -- which GPU ---------------------------------------------------------------------------------------------------------
 
 
-def _kinds(inventory: Inventory) -> list[tuple[str, int | None]]:
-    """(name, MiB) of every kind of whole GPU, from the driver, else from the nodes, else from the scheduler."""
-    devices = [device for device in inventory.devices if device.name and not device.mig]
-    if devices:
-        return list(dict.fromkeys((device.name or "", device.memory_mib) for device in devices))
-    nodes = [node for node in inventory.nodes if node.product and node.usable]
-    if nodes:
-        return list(dict.fromkeys((node.product or "", node.memory_mib) for node in nodes))
-    return [(inventory.product, None)] if inventory.product else []
-
-
-def _accelerator(inventory: Inventory, options: Options, facts: Facts) -> tuple[Accelerator, int | None]:
-    """The accelerator, and the GPUs a node where a choice among alternatives decides them."""
+def _some_whole(inventory: Inventory) -> None:
     if inventory.devices and all(device.mig for device in inventory.devices):
         raise InputError(
             "every GPU is split into MIG instances, which cannot train together",
             where=inventory.source,
             hint="switch MIG off on the GPUs of the job: nvidia-smi -i 0 -mig 0",
         )
-    if options.gpu is not None:
-        return _stated(inventory, options.gpu, facts)
+
+
+def _of_kind(inventory: Inventory, accelerator: Accelerator, facts: Facts) -> Inventory:
+    """Only the nodes that have the stated accelerator, where any names it."""
+    fitting = [node for node in inventory.nodes if _means(node.product or "", accelerator, node.memory_mib)]
+    others = [node for node in inventory.nodes if node.product and node not in fitting]
+    if not fitting or not others:
+        return inventory
+    facts.findings.append(
+        note("nodes-of-other-kind", f"nodes without {accelerator.id} are left out: {listed([n.name for n in others])}")
+    )
+    return replace(inventory, nodes=tuple(node for node in inventory.nodes if node not in others))
+
+
+def _chosen_count(inventory: Inventory, stated: Accelerator | None) -> int | None:
+    """GPUs a node of the alternative that --gpu chooses."""
+    if stated is None:
+        return None
+    return next((count for name, count in inventory.alternatives if _means(name, stated)), None)
+
+
+def _kinds(inventory: Inventory, size: Size) -> list[tuple[str, int | None]]:
+    """(name, MiB) of every kind of whole GPU, from the driver, else from the nodes that count, else the scheduler."""
+    devices = [device for device in inventory.devices if device.name and not device.mig]
+    if devices:
+        return list(dict.fromkeys((device.name or "", device.memory_mib) for device in devices))
+    nodes = [node for node in size.members if node.product]
+    if nodes:
+        return list(dict.fromkeys((node.product or "", node.memory_mib) for node in nodes))
+    return [(inventory.product, None)] if inventory.product else []
+
+
+def _named(inventory: Inventory, kinds: Sequence[tuple[str, int | None]], facts: Facts) -> Accelerator:
+    """The accelerator that the text names; the slowest of several, with the least memory of all."""
     if inventory.alternatives:
         raise InputError(
             "several accelerators would be taken",
@@ -114,7 +139,6 @@ def _accelerator(inventory: Inventory, options: Options, facts: Facts) -> tuple[
             got=", ".join(f"{name}:{count}" for name, count in inventory.alternatives)[:200],
             hint="choose the one to plan for with --gpu, and compare the plans",
         )
-    kinds = _kinds(inventory)
     if not kinds:
         raise InputError(
             "the text does not name the GPU",
@@ -130,14 +154,18 @@ def _accelerator(inventory: Inventory, options: Options, facts: Facts) -> tuple[
     ids = list(dict.fromkeys(match.accelerator.id for match in matches))
     if len(ids) > 1:
         facts.findings.append(
-            warning("gpus-mixed-planned", f"planned as {chosen.accelerator.id}, the slowest of {', '.join(ids)}")
+            warning(
+                "gpus-mixed-planned",
+                f"planned as {chosen.accelerator.id}, the slowest of {', '.join(ids)}",
+                hint="--gpu plans with the nodes of one kind only",
+            )
         )
     least = min(_usable(match) for match in matches)
     if chosen.memory_gib is not None or least < chosen.accelerator.memory.allocatable_bytes / GIB:
         facts.put(
             "memory_gib_per_gpu", round(least, 2), "smallest GPU" if len(kinds) > 1 else "memory printed, 1.5 % off"
         )
-    return chosen.accelerator, None
+    return chosen.accelerator
 
 
 def _rate(accelerator: Accelerator) -> float:
@@ -148,27 +176,20 @@ def _usable(match: Match) -> float:
     return match.memory_gib or match.accelerator.memory.allocatable_bytes / GIB
 
 
-def _stated(inventory: Inventory, name: str, facts: Facts) -> tuple[Accelerator, int | None]:
-    """The accelerator of --gpu; what the text says about memory and number still counts."""
-    accelerator = load_accelerator(name)
+def _stated(accelerator: Accelerator, kinds: Sequence[tuple[str, int | None]], facts: Facts) -> Accelerator:
+    """The accelerator of --gpu; the memory that the text tells still counts."""
     facts.put("gpu", accelerator.id, "--gpu")
-    per_node = None
-    for alternative, count in inventory.alternatives:
-        if _means(alternative, accelerator):
-            per_node = count
-    others = [kind for kind, memory in _kinds(inventory) if not _means(kind, accelerator, memory)]
+    others = [kind for kind, memory in kinds if not _means(kind, accelerator, memory)]
     if others:
         facts.findings.append(
-            warning(
-                "gpu-overridden", f"--gpu says {accelerator.id}, the text names {listed(others)}: the option is taken"
-            )
+            warning("gpu-overridden", f"--gpu says {accelerator.id}, the text {listed(others)}: the option is taken")
         )
-    memories = [memory for _, memory in _kinds(inventory)]
+    memories = [memory for _, memory in kinds]
     known = accelerator.memory.allocatable_bytes / GIB
     sizes = [usable_gib(accelerator, memory) or known for memory in memories]
     if sizes and min(sizes) != known:
         facts.put("memory_gib_per_gpu", min(sizes), "memory printed, 1.5 % off")
-    return accelerator, per_node
+    return accelerator
 
 
 def _means(name: str, accelerator: Accelerator, memory_mib: int | None = None) -> bool:
