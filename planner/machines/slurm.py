@@ -208,8 +208,8 @@ def _about_job(job: Mapping[str, str], nodes: int | None, names: tuple[str, ...]
         findings.append(
             note(
                 "launch-node",
-                "SLURM_LAUNCH_NODE_IPADDR is the host where srun was started (the submit host under salloc), which need "
-                "not be a node of the job",
+                "SLURM_LAUNCH_NODE_IPADDR is the host where srun was started (the submit host under salloc), which "
+                "need not be a node of the job",
                 where="SLURM_LAUNCH_NODE_IPADDR",
                 hint=f"the rendezvous address is {first}",
             )

@@ -146,9 +146,16 @@ def _named(inventory: Inventory, kinds: Sequence[tuple[str, int | None]], facts:
             allowed="an accelerator of `planner gpus`",
             hint="add --gpu h100, or --with a file of `nvidia-smi --query-gpu=name,memory.total --format=csv`",
         )
-    matches = [identify(name, memory) for name, memory in kinds]
-    chosen = min(matches, key=lambda match: (_rate(match.accelerator), _usable(match)))
+    matches, unknown = [], None
+    for name, memory in kinds:
+        try:
+            matches.append(identify(name, memory))
+        except InputError as problem:
+            unknown = unknown or problem
     facts.findings += [finding for match in matches for finding in match.findings]
+    if unknown is not None:
+        raise unknown
+    chosen = min(matches, key=lambda match: (_rate(match.accelerator), _usable(match)))
     names = ", ".join(f"{name}" + (f", {memory} MiB" if memory else "") for name, memory in kinds)
     facts.put("gpu", chosen.accelerator.id, names[:100])
     ids = list(dict.fromkeys(match.accelerator.id for match in matches))

@@ -133,7 +133,7 @@ def test_fifteen_nodes_can_be_planned(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_everything_about_one_machine(cli: Cli) -> None:
-    """Topology, GPUs, cards and the job's variables complete each other; cards that are as the reference are left out."""
+    """Topology, GPUs, cards and the job's variables complete each other; cards as in the reference are left out."""
     files = ["smi_8xh100.csv", "ibstat_8xh100.txt", "slurm_env.txt"]
     others = [word for name in files for word in ("--with", sample(name))]
     result = cli("cluster", "from-topo", sample("topo_8xh100_10nic.txt"), *others, "--json")
@@ -185,7 +185,9 @@ def test_reading_is_told_where_no_file_follows(cli: Cli, tmp_path: Path) -> None
     document = cli("cluster", "from-smi", sample("smi_mixed.csv"), "--json").document
     assert document["cluster"] is None
     assert document["error"]["code"] == "bad-input"
-    assert {"gpu-in-use", "pcie-narrow", "mig-enabled", "gpus-mixed"} <= {f["id"] for f in document["findings"]}
+    assert {"gpu-in-use", "pcie-narrow", "mig-enabled", "gpus-mixed", "more-memory-less-compute"} <= {
+        f["id"] for f in document["findings"]
+    }
 
 
 def test_stated_gpu_with_the_smallest_memory(cli: Cli) -> None:

@@ -24,7 +24,7 @@ RAILS = {0: "NIC0", 1: "NIC1", 2: "NIC3", 3: "NIC4", 4: "NIC5", 5: "NIC6", 6: "N
 
 @pytest.mark.parametrize("name", ["topo_8xh100_10nic.txt", "topo_8xh100_10nic_spaces.txt"])
 def test_rails_of_eight_gpus_with_ten_cards(name: str) -> None:
-    """Each GPU has the card under its own switch; the two that are near no GPU are not counted, with or without tabs."""
+    """Each GPU has the card under its own switch; the two that are near no GPU do not count, with or without tabs."""
     inventory = read(name)
     assert inventory.links is not None
     assert nvlinks(inventory.links.matrix) == (18,)
