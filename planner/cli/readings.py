@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.text import Text
 
 from planner.cli.console import stdout
-from planner.machines import Inventory, Nic, Node, compute_nics
+from planner.machines import Finding, Inventory, Nic, Node, compute_nics
 from planner.machines.links import is_fast
 from planner.machines.text import listed, span
 from planner.service.machines import MachinesReading
 from planner.specs.plan import Assumption
 from planner.units import counted
 
+SHOWN_ALIKE = 3
+"""Findings of one kind that are printed."""
 _STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
 
@@ -27,13 +29,7 @@ def print_reading(reading: MachinesReading) -> None:
     console.print(Text(f"Read from {reading.inventory.source}", style="bold"))
     for label, fact in _facts(reading.inventory):
         _wrapped(console, f"{label:<8}{fact}", "  ", 10)
-    if reading.findings:
-        _title(console, "Findings")
-    for finding in reading.findings:
-        place = f"{finding.where}: " if finding.where and finding.where not in finding.message else ""
-        _wrapped(console, f"{finding.severity}: {place}{finding.message}", "  - ", 4, _STYLES[finding.severity])
-        if finding.hint:
-            _wrapped(console, finding.hint, "    hint: ", 6, "cyan")
+    _findings(console, reading.findings)
     if reading.inventory.unread:
         _title(console, "Not read")
         _wrapped(console, ", ".join(reading.inventory.unread), "  ", 2)
@@ -48,6 +44,24 @@ def print_reading(reading: MachinesReading) -> None:
     for line in _assumed(reading.assumptions):
         _wrapped(console, line, "  - ", 4)
     _next(console, reading)
+
+
+def _findings(console: Console, findings: Sequence[Finding]) -> None:
+    """The first of each kind with their hints; large clusters have the same one for every node."""
+    if findings:
+        _title(console, "Findings")
+    kinds = Counter(finding.id for finding in findings)
+    told: Counter[str] = Counter()
+    for finding in findings:
+        told[finding.id] += 1
+        if told[finding.id] > SHOWN_ALIKE:
+            continue
+        place = f"{finding.where}: " if finding.where and finding.where not in finding.message else ""
+        _wrapped(console, f"{finding.severity}: {place}{finding.message}", "  - ", 4, _STYLES[finding.severity])
+        if finding.hint:
+            _wrapped(console, finding.hint, "    hint: ", 6, "cyan")
+        if told[finding.id] == SHOWN_ALIKE < kinds[finding.id]:
+            _wrapped(console, f"{kinds[finding.id] - SHOWN_ALIKE} more like this; --json has all", "    ", 4, "dim")
 
 
 def _title(console: Console, title: str) -> None:

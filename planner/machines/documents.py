@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from planner.errors import InputError
 from planner.machines.text import printable
 
+_WHITE = re.compile(r"\s*")
 MAX_YAML_BYTES = 4_000_000
 """PyYAML needs a hundred times the text in memory; Kubernetes writes large lists as JSON on request."""
 
@@ -46,7 +48,7 @@ def _json(text: str) -> list[Any] | None:
                 raise
             return None
         documents += document if isinstance(document, list) else [document]
-        position += len(text[position:]) - len(text[position:].lstrip())
+        position = _WHITE.match(text, position).end()  # type: ignore[union-attr]
     return documents
 
 

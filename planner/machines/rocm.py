@@ -82,7 +82,7 @@ def _note_fact(facts: dict[str, str], key: str, value: str) -> None:
     if key.endswith("numa node"):
         facts["numa"] = value
     elif key in ("card series", "card model", "product name") and not value.startswith(("0x", "N/A")):
-        facts.setdefault("name", value)
+        facts.setdefault("name", " ".join(value.split()))
     elif key == "vram total memory (b)":
         facts["memory"] = value
     elif key == "vram total used memory (b)":

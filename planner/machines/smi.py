@@ -145,7 +145,7 @@ def _mib(cell: str | None, unit: str) -> int | None:
 
 
 def _device(cells: Mapping[str, str], index: int, units: Mapping[str, str]) -> Device:
-    name = cells.get("name", "").strip()
+    name = " ".join(cells.get("name", "").split())
     total = _mib(cells.get("memory.total"), units.get("memory.total", ""))
     return Device(
         index=index,
@@ -170,7 +170,7 @@ def _listing(text: str) -> list[list[Device]] | None:
             if not host and members and int(match[1]) <= members[-1].index:
                 turn += 1
                 members = machines.setdefault(turn, [])
-            members.append(Device(index=int(match[1]), name=match[2].strip()))
+            members.append(Device(index=int(match[1]), name=" ".join(match[2].split())))
         elif _INSTANCE.match(rest) and members:
             last = members[-1]
             members[-1] = Device(index=last.index, name=last.name, mig=True)

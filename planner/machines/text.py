@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import codecs
 import re
+from functools import lru_cache
 
 from planner.errors import InputError
-from planner.machines.inventory import Finding
+from planner.machines.inventory import Finding, Severity
 
 MAX_TEXT_BYTES = 64_000_000
 """A Kubernetes node is about 20 kB of JSON, so this holds three thousand of them."""
@@ -19,8 +20,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 """Terminal control sequences (ECMA-48 CSI and OSC, and two-character ones)."""
 _ESCAPES_LOST = re.compile(r"\[[0-9;]{1,8}m")
 """Colour sequences whose escape character an editor or a web form has dropped."""
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
-"""What would move the cursor, ring or break lines when a name is printed."""
+_KEPT = "\n\t"
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -47,10 +47,19 @@ def decode(raw: bytes, where: str) -> str:
         ) from problem
 
 
+@lru_cache(maxsize=1)
 def clean(text: str) -> str:
-    """Text without terminal control sequences and other control characters; only line ends and tabs stay."""
+    """Text without terminal control sequences and other control characters; only line ends and tabs stay.
+
+    The last result is kept, because every source looks at the same text."""
     plain = _ESCAPES_LOST.sub("", _ESCAPES.sub("", text))
-    return _CONTROLS.sub("", plain.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " "))
+    lines = plain.replace("\r\n", "\n").replace("\r", "\n").replace("\xa0", " ")
+    # What is left of them would move the cursor, ring or turn the direction of writing when a name is printed.
+    return "".join(filter(_kept, lines))
+
+
+def _kept(character: str) -> bool:
+    return character.isprintable() or character in _KEPT
 
 
 def printable(text: str) -> str:
@@ -86,9 +95,15 @@ def listed(names: list[str] | tuple[str, ...], limit: int = 6) -> str:
 
 def note(identifier: str, message: str, *, where: str = "", hint: str = "") -> Finding:
     """A finding that is only worth knowing."""
-    return Finding(id=identifier, severity="note", message=message, where=where, hint=hint)
+    return _finding(identifier, "note", message, where, hint)
 
 
 def warning(identifier: str, message: str, *, where: str = "", hint: str = "") -> Finding:
     """A finding that changes what can be planned."""
-    return Finding(id=identifier, severity="warning", message=message, where=where, hint=hint)
+    return _finding(identifier, "warning", message, where, hint)
+
+
+def _finding(identifier: str, severity: Severity, message: str, where: str, hint: str) -> Finding:
+    """Names in it may hold tabs."""
+    message, where, hint = (part.replace("\t", " ") for part in (message, where, hint))
+    return Finding(id=identifier, severity=severity, message=message, where=where, hint=hint)

@@ -185,9 +185,8 @@ def test_reading_is_told_where_no_file_follows(cli: Cli, tmp_path: Path) -> None
     document = cli("cluster", "from-smi", sample("smi_mixed.csv"), "--json").document
     assert document["cluster"] is None
     assert document["error"]["code"] == "bad-input"
-    assert {"gpu-in-use", "pcie-narrow", "mig-enabled", "gpus-mixed", "more-memory-less-compute"} <= {
-        f["id"] for f in document["findings"]
-    }
+    told_ids = {finding["id"] for finding in document["findings"]}
+    assert {"gpu-in-use", "pcie-narrow", "mig-enabled", "gpus-mixed", "more-memory-less-compute"} <= told_ids
 
 
 def test_stated_gpu_with_the_smallest_memory(cli: Cli) -> None:
@@ -268,6 +267,19 @@ def test_variables_of_this_job(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SLURM_GPUS_PER_NODE", "a100:4")
     result = cli("cluster", "from-slurm", "--json")
     assert result.document["cluster"] == {"gpu": "a100-sxm-80gb", "nodes": 4, "gpus_per_node": 4}
+
+
+def test_findings_of_many_nodes_are_shortened(cli: Cli, tmp_path: Path) -> None:
+    """Ten nodes with the same fault: three are printed, all are in the JSON."""
+    block = text("slurm_scontrol.txt").split("\n\n")[0].replace("State=IDLE", "State=IDLE+DRAIN")
+    nodes = [block.replace("gpu-01", f"gpu-{number:02}") for number in range(10)]
+    file = tmp_path / "nodes.txt"
+    file.write_text("\n\n".join([*nodes, text("slurm_scontrol.txt").split("\n\n")[0].replace("gpu-01", "gpu-10")]))
+    result = cli("cluster", "from-slurm", str(file))
+    assert result.out.count("no job starts there") == 3
+    assert "7 more like this" in result.out
+    document = cli("cluster", "from-slurm", str(file), "--json").document
+    assert sum(finding["id"] == "node-unusable" for finding in document["findings"]) == 10
 
 
 def test_names_cannot_move_the_cursor(cli: Cli, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ soup = st.lists(
 def used(inventory: Inventory) -> None:
     """Everything that is done with an inventory works on it, or is refused."""
     json.dumps(asdict(inventory), allow_nan=False)
+    assert all((device.name or "a").isprintable() for device in inventory.devices)
+    assert all((node.product or "a").isprintable() and node.name.isprintable() for node in inventory.nodes)
     compute_nics(inventory.nics)
     size_of(inventory)
     for finding in inventory.findings:
