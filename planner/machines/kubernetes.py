@@ -41,6 +41,8 @@ _PRODUCTS = (
     "cloud.google.com/gke-accelerator",
     "cloud.google.com/gke-tpu-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
+    "amd.com/gpu.device-id",
+    "beta.amd.com/gpu.device-id",
 )
 """Labels that name the accelerator, the most exact first."""
 _SHARED = "-SHARED"
@@ -58,6 +60,8 @@ _MOST_TOLERANCE = 0.02
 
 def recognises(text: str) -> bool:
     """Whether a node is there; cheap, the text is parsed by ``read``."""
+    if "allocatable" in text and re.search(r"(?:nvidia|amd)\.com/gpu", text):
+        return True
     return re.search(r"[\"']?kind[\"']?\s*:\s*[\"']?Node[\"']?\s*(?:[,}\n\r]|$)", text) is not None
 
 

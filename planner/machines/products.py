@@ -38,7 +38,11 @@ _SIZE = re.compile(r"([0-9]{2,3})g(?:b|ib)?")
 _FORM = re.compile(r"(sxm|pcie|nvl)[0-9]{0,2}")
 _IMPLIED_FORM = {"hbm3": "sxm"}
 """NVIDIA prints the memory's kind for H100 SXM cards only (the others are called PCIe and NVL)."""
-_SYNONYMS = {"tpu7x": ("tpu", "v7x"), "mi250": ("mi250x",), "trn2": ("trainium2",)}
+_PCI_IDS = {"74a1": "mi300x", "74a5": "mi325x", "75a0": "mi350x", "75a3": "mi355x"}
+"""Device ids that AMD's tools and labels give instead of a name (AMD's guide to cluster networking lists them)."""
+_SYNONYMS = {"tpu7x": ("tpu", "v7x"), "mi250": ("mi250x",), "trn2": ("trainium2",)} | {
+    spelling: (product,) for number, product in _PCI_IDS.items() for spelling in (number, f"0x{number}")
+}
 _LONGEST = 200
 
 

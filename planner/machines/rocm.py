@@ -81,8 +81,10 @@ def _sections(text: str) -> tuple[dict[str, _Matrix], dict[int, dict[str, str]]]
 def _note_fact(facts: dict[str, str], key: str, value: str) -> None:
     if key.endswith("numa node"):
         facts["numa"] = value
-    elif key in ("card series", "card model", "product name") and not value.startswith(("0x", "N/A")):
-        facts.setdefault("name", " ".join(value.split()))
+    elif key in ("card series", "card model", "product name") and not value.startswith("N/A"):
+        # A device id stands where the driver does not know the name; a name wins over it.
+        if not facts.get("name") or facts["name"].startswith("0x"):
+            facts["name"] = " ".join(value.split())
     elif key == "vram total memory (b)":
         facts["memory"] = value
     elif key == "vram total used memory (b)":

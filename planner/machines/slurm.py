@@ -25,6 +25,7 @@ _PAIR = re.compile(r"(?<![\w/])([A-Za-z][\w/:]*)=([^\s]*)")
 _GRES = re.compile(r"^(?:gres/)?gpu(?:[:/]([A-Za-z0-9_.\-]+?))?[:=]([0-9]{1,6})$")
 _SHARES = re.compile(r"[0-9]g\.[0-9]+gb", re.IGNORECASE)
 """A MIG profile as the type of a generic resource."""
+_LIST = re.compile(r"[A-Za-z][\w.-]*\[[0-9][0-9,-]*\][\w.,\[\]-]*", re.ASCII)
 _PARENTHESES = re.compile(r"\([^()]*\)")
 # fmt: off
 _UNUSABLE = frozenset((
@@ -38,8 +39,10 @@ _LEAST_MEMORY_MIB = 1024
 
 
 def recognises(text: str) -> bool:
-    """Whether a node or a variable of Slurm is there."""
+    """Whether a node, a variable of Slurm or nothing but a host list with a bracket is there."""
     plain = clean(text)
+    if _LIST.fullmatch(plain.strip()):
+        return True
     return re.search(r"^\s*NodeName=", plain, re.MULTILINE) is not None or any(
         _ASSIGNED.match(line) for line in plain.splitlines()
     )
@@ -102,7 +105,11 @@ def from_environment(variables: Mapping[str, str], where: str = JOB_TITLE) -> In
     """The allocation that the variables of a job describe (``SLURM_*``; see sbatch(1), OUTPUT ENVIRONMENT)."""
     job = {name: value.strip() for name, value in variables.items() if name.startswith("SLURM")}
     if not job:
-        raise InputError("no variable of Slurm is set", where=where, hint="run this inside a job, or give a file")
+        raise InputError(
+            "no variable of Slurm is set",
+            where=where,
+            hint="run this inside a job, or give a file (or - for standard input)",
+        )
     if job.get("SLURM_HET_SIZE", "1") not in ("", "1"):
         raise InputError(
             "the job has several components with machines of their own",

@@ -86,6 +86,16 @@ def test_rocm_with_names_and_memory() -> None:
     assert inventory.unread == ()
 
 
+def test_rocm_with_device_ids_only() -> None:
+    """Where the series is not known, the model is a PCI id; a name wins over it in any order."""
+    whole = text("rocm_8xmi300x_named.txt")
+    unnamed = read_machines(whole.replace("AMD Instinct MI300X OAM", "N/A"))
+    assert unnamed.devices[0].name == "0x74a1"
+    assert (
+        read_machines(whole.replace("Card Series", "Card Later").replace("Card Vendor", "Card Series")).devices[0].name
+    )
+
+
 def test_xgmi_bridges() -> None:
     """Pairs with a bridge are islands, two hops apart."""
     inventory = read("rocm_4xmi210_bridges.txt")

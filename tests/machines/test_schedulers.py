@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError
-from planner.machines import domain_of, read_machines, size_of
+from planner.machines import domain_of, identify, read_machines, size_of
 from planner.machines.hostlist import expand, holes
 from planner.machines.kubernetes import quantity
 from planner.machines.slurm import from_environment
@@ -186,6 +186,21 @@ def test_kubernetes_list() -> None:
     assert "control-0" in message(inventory, "node-without-gpus")
     assert "4 shares of 1 GPU" in message(inventory, "gpu-shared")
     assert (size_of(inventory).nodes, size_of(inventory).gpus_per_node) == (2, 8)
+
+
+def test_nodes_without_kind_and_name_of_the_gpu() -> None:
+    """Items of a list may lack their kind; AMD's device id stands in for the name."""
+    node = json.loads(text("k8s_amd_and_shared.json"))["items"][0]
+    del node["kind"]
+    node["metadata"]["labels"] = {"amd.com/gpu.device-id": "74a1"}
+    inventory = read_machines(json.dumps({"items": [node]}))
+    assert inventory.nodes[0].product == "74a1"
+    assert identify("74a1").accelerator.id == identify("0x74a1").accelerator.id == "mi300x"
+
+
+def test_host_list_is_recognised() -> None:
+    """A line with a bracket and nothing else needs no name of its kind."""
+    assert size_of(read_machines("gpu-[001-004],login\n")).nodes == 5
 
 
 def test_domain_from_cliques() -> None:
