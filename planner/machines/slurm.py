@@ -108,7 +108,7 @@ def from_environment(variables: Mapping[str, str], where: str = JOB_TITLE) -> In
         raise InputError(
             "no variable of Slurm is set",
             where=where,
-            hint="run this inside a job, or give a file (or - for standard input)",
+            hint="run it inside a job, or give a file or -",
         )
     if job.get("SLURM_HET_SIZE", "1") not in ("", "1"):
         raise InputError(

@@ -89,11 +89,12 @@ def test_rocm_with_names_and_memory() -> None:
 def test_rocm_with_device_ids_only() -> None:
     """Where the series is not known, the model is a PCI id; a name wins over it in any order."""
     whole = text("rocm_8xmi300x_named.txt")
-    unnamed = read_machines(whole.replace("AMD Instinct MI300X OAM", "N/A"))
-    assert unnamed.devices[0].name == "0x74a1"
-    assert (
-        read_machines(whole.replace("Card Series", "Card Later").replace("Card Vendor", "Card Series")).devices[0].name
+    unnamed = whole.replace("AMD Instinct MI300X OAM", "N/A")
+    assert read_machines(unnamed).devices[0].name == "0x74a1"
+    later = unnamed.replace(
+        "GPU[0]\t\t: Card Vendor: \t\tAdvanced Micro Devices", "GPU[0]\t\t: Product Name: \t\tMI300X OAM"
     )
+    assert read_machines(later).devices[0].name == "MI300X OAM, Inc. [AMD/ATI]"
 
 
 def test_xgmi_bridges() -> None:
