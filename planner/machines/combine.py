@@ -113,7 +113,7 @@ def size_of(inventory: Inventory, wanted: int | None = None) -> Size:
     per_node = wanted or inventory.gpus_per_node
     if per_node is None:
         per_node = built
-    elif built is not None and built != per_node:
+    elif built is not None and built != per_node and wanted is None:
         findings.append(_differs(built, per_node))
     nodes = len(members) if inventory.nodes else inventory.node_count or inventory.machines
     return Size(nodes=nodes, gpus_per_node=per_node, members=tuple(members), findings=tuple(findings))
@@ -153,7 +153,7 @@ def _uniform(members: Sequence[Node], built: int | None, wanted: int | None) -> 
                 hint=f"instead: {' or '.join(other)} (--gpus-per-node)" if other else "",
             )
         )
-    if built is not None and built != best:
+    if built is not None and built != best and wanted is None:
         findings.append(_differs(built, best))
     return Size(nodes=len(chosen), gpus_per_node=best, members=chosen, findings=tuple(findings))
 

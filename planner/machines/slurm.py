@@ -103,7 +103,7 @@ def _about_count(names: tuple[str, ...]) -> list[Finding]:
 
 def from_environment(variables: Mapping[str, str], where: str = JOB_TITLE) -> Inventory:
     """The allocation that the variables of a job describe (``SLURM_*``; see sbatch(1), OUTPUT ENVIRONMENT)."""
-    job = {name: value.strip() for name, value in variables.items() if name.startswith("SLURM")}
+    job = {name: clean(value).strip() for name, value in variables.items() if name.startswith("SLURM")}
     if not job:
         raise InputError(
             "no variable of Slurm is set",

@@ -279,7 +279,9 @@ def _about_nvlink(
 
 
 def _groups(groups: list[tuple[int, ...]]) -> str:
-    return " and ".join(span(group) for group in groups) if len(groups) <= 4 else listed([span(g) for g in groups])
+    """``0-1 and 2-3``; members that are no neighbours as ``0+2 and 1+3``."""
+    shown = [span(group).replace(", ", "+") for group in groups]
+    return " and ".join(shown) if len(shown) <= 4 else listed(shown)
 
 
 def _fitting(groups: list[tuple[int, ...]]) -> str:

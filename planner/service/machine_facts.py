@@ -186,6 +186,7 @@ def _usable(match: Match) -> float:
 def _stated(accelerator: Accelerator, kinds: Sequence[tuple[str, int | None]], facts: Facts) -> Accelerator:
     """The accelerator of --gpu; the memory that the text tells still counts."""
     facts.put("gpu", accelerator.id, "--gpu")
+    facts.findings += identify(accelerator.id).findings
     others = [kind for kind, memory in kinds if not _means(kind, accelerator, memory)]
     if others:
         facts.findings.append(

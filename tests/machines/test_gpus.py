@@ -91,10 +91,8 @@ def test_rocm_with_device_ids_only() -> None:
     whole = text("rocm_8xmi300x_named.txt")
     unnamed = whole.replace("AMD Instinct MI300X OAM", "N/A")
     assert read_machines(unnamed).devices[0].name == "0x74a1"
-    later = unnamed.replace(
-        "GPU[0]\t\t: Card Vendor: \t\tAdvanced Micro Devices", "GPU[0]\t\t: Product Name: \t\tMI300X OAM"
-    )
-    assert read_machines(later).devices[0].name == "MI300X OAM, Inc. [AMD/ATI]"
+    later = unnamed.replace("Card Vendor: \t\tAdvanced", "Product Name: \t\tMI300X OAM of Advanced")
+    assert read_machines(later).devices[0].name == "MI300X OAM of Advanced Micro Devices, Inc. [AMD/ATI]"
 
 
 def test_xgmi_bridges() -> None:

@@ -126,7 +126,9 @@ def test_one_bridged_pair_and_a_third_card() -> None:
 def test_crossed_pairs_get_an_order() -> None:
     """Bridges that join GPUs which are no neighbours: the order that makes them neighbours is given."""
     assert islands(links("topo_4xh100nvl_crossed.txt")) == ((0, 2), (1, 3))
-    assert "CUDA_VISIBLE_DEVICES=0,2,1,3" in message(read("topo_4xh100nvl_crossed.txt"), "nvlink-islands")
+    told = message(read("topo_4xh100nvl_crossed.txt"), "nvlink-islands")
+    assert "0+2 and 1+3" in told
+    assert "CUDA_VISIBLE_DEVICES=0,2,1,3" in told
 
 
 def test_one_gpu() -> None:
