@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import existing, inputs
+from planner.cli import existing, inputs, machines
 from planner.cli import options as o
 from planner.errors import InputError
 from planner.version import __version__
@@ -321,6 +321,9 @@ def calibrate(
         problems.print_json(result.model_dump(mode="json"))
     else:
         tables.print_calibration(result, out)
+
+
+app.add_typer(machines.app, name="cluster")
 
 
 WITH_A_PLAN = ("plan", "as_json", "debug")

@@ -11,6 +11,7 @@ from planner.service.clusters import resolve_cluster
 from planner.service.document import load_plan
 from planner.service.failures import Interrupted
 from planner.service.jobs import resolve_job
+from planner.service.machines import MachinesReading, MachinesRequest, read_cluster
 from planner.service.models import resolve_model
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
 from planner.service.usecases import (
@@ -56,6 +57,8 @@ __all__ = [
     "Converted",
     "Interrupted",
     "JobInput",
+    "MachinesReading",
+    "MachinesRequest",
     "PlanRequest",
     "StrategyInput",
     "accuracy",
@@ -71,6 +74,7 @@ __all__ = [
     "list_gpus",
     "list_models",
     "load_plan",
+    "read_cluster",
     "render_document",
     "resolve_cluster",
     "resolve_job",

@@ -63,7 +63,11 @@ class ResolvedCluster:
 
 def resolve_cluster(given: ClusterInput) -> ResolvedCluster:
     """The cluster meant by options and file, and what was assumed for the rest."""
-    wanted = _merged(given)
+    return resolve_file(_merged(given))
+
+
+def resolve_file(wanted: ClusterFile) -> ResolvedCluster:
+    """The cluster that the content of a file means, and what was assumed for the rest."""
     if wanted.gpu is None and wanted.system is None:
         raise InputError("no accelerator is given", where="--gpu", hint=GPU_HINT)
     system = load_system(wanted.system) if wanted.system else default_system(load_accelerator(wanted.gpu or "").id)

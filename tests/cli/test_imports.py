@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,12 @@ def test_import_is_light() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], *([name, "--help"] for name in ("suggest", "estimate", "accuracy", "calibrate")), ["--version"]],
+    [
+        ["--help"],
+        *([name, "--help"] for name in ("suggest", "estimate", "accuracy", "calibrate", "cluster")),
+        ["cluster", "from-topo", "--help"],
+        ["--version"],
+    ],
     ids=" ".join,
 )
 def test_help_is_light(arguments: list[str]) -> None:
@@ -32,7 +38,17 @@ def test_help_is_light(arguments: list[str]) -> None:
     assert loaded(f"from planner.cli.main import run\nassert run({arguments!r}) == 0") == set()
 
 
-@pytest.mark.parametrize("arguments", [["models", "--json"], ["gpus", "--json"], ["backends", "--json"]], ids=" ".join)
+READ = [
+    "cluster",
+    "from-smi",
+    str(Path(__file__).resolve().parents[1] / "data" / "machines" / "smi_8xh100.csv"),
+    "--json",
+]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["models", "--json"], ["gpus", "--json"], ["backends", "--json"], READ], ids=lambda words: words[0]
+)
 def test_listings_need_no_solver(arguments: list[str]) -> None:
     """Looking something up loads neither CP-SAT nor a framework."""
     assert (

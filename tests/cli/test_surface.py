@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer.main
 
@@ -14,13 +15,21 @@ SURFACE = Path(__file__).with_name("surface.txt")
 def surface() -> list[str]:
     """``command: option`` lines, sorted."""
     group = typer.main.get_command(app)
-    commands = group.commands  # type: ignore[attr-defined]
     lines = [
         f"{name}: {' / '.join([*parameter.opts, *parameter.secondary_opts])}"
-        for name, command in commands.items()
+        for name, command in commands(group).items()
         for parameter in command.params
     ]
     return sorted([*lines, *(f"planner: {' / '.join(parameter.opts)}" for parameter in group.params)])
+
+
+def commands(group: Any, before: str = "") -> dict[str, Any]:
+    """Every command by its full name, those of groups included."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        inner = hasattr(command, "commands")
+        found |= commands(command, f"{before}{name} ") if inner else {f"{before}{name}": command}
+    return found
 
 
 def test_commands_and_options() -> None:
@@ -30,5 +39,5 @@ def test_commands_and_options() -> None:
 
 def test_every_command_prints_json() -> None:
     """--json exists on every command."""
-    commands = {line.split(":")[0] for line in surface()} - {"planner"}
-    assert {line.split(":")[0] for line in surface() if line.endswith(" --json")} == commands
+    names = {line.split(":")[0] for line in surface()} - {"planner"}
+    assert {line.split(":")[0] for line in surface() if line.endswith(" --json")} == names

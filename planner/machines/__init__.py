@@ -1,0 +1,79 @@
+"""Machines read from their own words: the output of drivers, schedulers and launchers, one module a source.
+
+``read_machines`` finds the source and reads it; sources are tried in the order of ``SOURCES``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from planner.errors import InputError
+from planner.machines import hostfile, ibstat, kubernetes, kueue, ray, rocm, skypilot, slurm, smi, topo
+from planner.machines.combine import combine, compute_nics, domain_of, size_of
+from planner.machines.inventory import Device, Finding, Inventory, Links, Nic, Node
+from planner.machines.products import Match, identify
+from planner.specs.problems import shown
+
+__all__ = [
+    "SOURCES",
+    "Device",
+    "Finding",
+    "Inventory",
+    "Links",
+    "Match",
+    "Nic",
+    "Node",
+    "Source",
+    "combine",
+    "compute_nics",
+    "domain_of",
+    "identify",
+    "read_machines",
+    "size_of",
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One kind of text."""
+
+    name: str
+    """Stable: ``topo``, ``smi`` ..."""
+    title: str
+    recognises: Callable[[str], bool]
+    read: Callable[[str, str], Inventory]
+
+
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source("topo", "nvidia-smi topo -m", topo.recognises, topo.read),
+        Source("rocm", "rocm-smi --showtopo", rocm.recognises, rocm.read),
+        Source("smi", "nvidia-smi --query-gpu=... --format=csv, or -L", smi.recognises, smi.read),
+        Source("ibstat", "ibstat", ibstat.recognises, ibstat.read),
+        Source("slurm", "scontrol show node, or SLURM_* variables", slurm.recognises, slurm.read),
+        Source("kubernetes", "kubectl get nodes -o json", kubernetes.recognises, kubernetes.read),
+        Source("kueue", "Kueue Topology and ResourceFlavor", kueue.recognises, kueue.read),
+        Source("skypilot", "SkyPilot task", skypilot.recognises, skypilot.read),
+        Source("ray", "ray.cluster_resources()", ray.recognises, ray.read),
+        Source("hostfile", "hostfile", hostfile.recognises, hostfile.read),
+    )
+}
+"""Every source, those with certain marks first."""
+
+
+def read_machines(text: str, *, source: str | None = None, where: str = "text") -> Inventory:
+    """What ``text`` says about machines; ``source`` names its kind where it is known."""
+    if source is not None:
+        return SOURCES[source].read(text, where)
+    for candidate in SOURCES.values():
+        if candidate.recognises(text):
+            return candidate.read(text, where)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    raise InputError(
+        "this is no description of machines that can be read",
+        where=where,
+        got=shown(first) if first else "nothing",
+        allowed="; ".join(candidate.title for candidate in SOURCES.values()),
+        hint="paste the whole output of one of these, or name its kind: planner cluster from-slurm, from-hostfile ...",
+    )

@@ -1,0 +1,5 @@
+declare -x SLURM_JOB_NODELIST="a[1-2]b[01-03]"
+declare -x SLURM_JOB_NUM_NODES="8"
+declare -x SLURM_GPUS_ON_NODE="4"
+declare -x SLURM_GPUS_PER_NODE="8"
+declare -x SLURM_GPUS="50"
