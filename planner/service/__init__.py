@@ -17,6 +17,7 @@ from planner.service.usecases import (
     estimate,
     estimate_document,
     render_document,
+    start_commands,
     suggest,
     write_document,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "resolve_cluster",
     "resolve_job",
     "resolve_model",
+    "start_commands",
     "suggest",
     "write_document",
 ]
