@@ -17,6 +17,7 @@ from planner.render.launch import (
     LauncherFiles,
     checked_launchers,
     deepspeed_scripts,
+    optional_variables,
     torchrun_script,
 )
 from planner.render.launch_hosts import MPIRUN_FILE, SLURM_FILE, mpirun_files, slurm_files
@@ -106,8 +107,9 @@ def _launcher_files(
     """What one launcher adds."""
     if launcher == "slurm":
         return slurm_files(document, bundle.launch)
+    optional = optional_variables(bundle.launch, bundle.files)
     if launcher == "skypilot":
-        return skypilot_files(document, bundle.launch)
+        return skypilot_files(document, bundle.launch, optional)
     if launcher == "mpirun":
-        return mpirun_files(document, bundle.launch, hosts, given=given)
-    return kubernetes_files(document, bundle.launch, [*bundle.files, "launch.sh"], launcher)
+        return mpirun_files(document, bundle.launch, optional, hosts, given=given)
+    return kubernetes_files(document, bundle.launch, optional, [*bundle.files, "launch.sh"], launcher)

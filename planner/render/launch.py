@@ -25,7 +25,8 @@ RENDEZVOUS_PORT = 29500
 """torchrun's documented default port of the c10d rendezvous."""
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]")
-_REQUIRED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):\?([^}]*)\}")
+_REQUIRED = re.compile(r"\$\{([A-Z_][A-Z0-9_]*):\?([^}]*)\}")
+_SETTABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*):[-?]")
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,17 @@ def needed_variables(launch: Launch) -> tuple[Needed, ...]:
     text = "\n".join([*launch.prepare, launch.script, launch.arguments])
     found = {match[1]: Needed(match[1], one_line(match[2])) for match in _REQUIRED.finditer(text)}
     return tuple(found.values())
+
+
+def optional_variables(launch: Launch, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of what the user may set: each ``${NAME:-default}`` of the script's text and the shell files of a plan.
+
+    Launchers that start processes on other machines must hand these on: a node without them would run something else.
+    """
+    texts = [*launch.prepare, launch.script, launch.arguments]
+    texts += [text for name, text in files.items() if name.endswith(".sh")]
+    names = dict.fromkeys(match[1] for text in texts for match in _SETTABLE.finditer(text))
+    return tuple(name for name in names if name not in {needed.name for needed in needed_variables(launch)})
 
 
 def job_name(document: PlanDocument) -> str:

@@ -5,7 +5,6 @@ Both number their tasks in the order of the node list, so which node holds which
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from planner.render.engine import fill
@@ -59,16 +58,17 @@ def slurm_files(document: PlanDocument, launch: Launch) -> LauncherFiles:
     return LauncherFiles({SLURM_FILE: script}, {SLURM_FILE: "a Slurm job that runs launch.sh on every node"}, start)
 
 
-def mpirun_files(document: PlanDocument, launch: Launch, hosts: Sequence[str], *, given: bool) -> LauncherFiles:
+def mpirun_files(
+    document: PlanDocument, launch: Launch, optional: Sequence[str], hosts: Sequence[str], *, given: bool
+) -> LauncherFiles:
     """``launch_mpirun.sh`` for Open MPI: one process a node, which runs ``launch.sh``; ``mpi_hosts`` lists them."""
     cluster = document.request.cluster
-    passed = ["HEAD_NODE", "HEAD_PORT", *(variable.name for variable in needed_variables(launch))]
+    passed = [*(variable.name for variable in needed_variables(launch)), *optional]
     script = fill(
         "launch/mpirun.sh.j2",
         {
             "title": one_line(document.request.model.name),
             "nodes": cluster.nodes,
-            "head_node": shlex.quote(hosts[0]),
             "port": RENDEZVOUS_PORT,
             "hosts_file": MPI_HOSTS,
             "passed": passed,

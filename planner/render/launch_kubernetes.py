@@ -8,7 +8,7 @@ variables; ``launch.sh`` is given exactly these.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from planner.render.engine import fill
@@ -56,7 +56,9 @@ def quoted(value: str) -> str:
     return json.dumps(value)
 
 
-def kubernetes_files(document: PlanDocument, launch: Launch, names: Collection[str], kind: str) -> LauncherFiles:
+def kubernetes_files(
+    document: PlanDocument, launch: Launch, optional: Sequence[str], names: Collection[str], kind: str
+) -> LauncherFiles:
     """The manifest of one ``kind`` (trainjob or pytorchjob) and the ConfigMap of the files called ``names``."""
     file = TRAINJOB_FILE if kind == "trainjob" else PYTORCHJOB_FILE
     context = _context(document, launch, sorted(names))
@@ -67,11 +69,9 @@ def kubernetes_files(document: PlanDocument, launch: Launch, names: Collection[s
         },
         {
             KUSTOMIZATION_FILE: "the ConfigMap that carries the other files into the pods",
-            file: "a TrainJob of Kubeflow Trainer v2"
-            if kind == "trainjob"
-            else "a PyTorchJob of Kubeflow's operator v1",
+            file: "a TrainJob (Kubeflow Trainer v2)" if kind == "trainjob" else "a PyTorchJob (Kubeflow v1)",
         },
-        _start(document, launch, kind, file, listed=_in_folders(sorted(names))),
+        _start(document, launch, optional, kind, file, listed=_in_folders(sorted(names))),
     )
 
 
@@ -116,7 +116,9 @@ def _in_folders(names: list[str]) -> bool:
     return any("/" in name for name in names)
 
 
-def _start(document: PlanDocument, launch: Launch, kind: str, file: str, *, listed: bool) -> Start:
+def _start(
+    document: PlanDocument, launch: Launch, optional: Sequence[str], kind: str, file: str, *, listed: bool
+) -> Start:
     name, last = job_name(document), document.request.cluster.nodes - 1
     before = [
         f"Replace the image `{IMAGE}` and the volume claim `{CLAIM}` in `{file}`"
@@ -129,6 +131,9 @@ def _start(document: PlanDocument, launch: Launch, kind: str, file: str, *, list
         "The operator numbers the pods, so the rank map holds for pods; on which machine a pod lands is the "
         "scheduler's choice (Kueue's topology-aware scheduling can keep neighbours close).",
     ]
+    if optional:
+        names = ", ".join(f"`{variable}`" for variable in optional)
+        before.append(f"Pods see none of your variables: add {names} to `env`, too, where you set them.")
     if kind == "trainjob":
         title, selector = "With Kubeflow Trainer v2", f"jobset.sigs.k8s.io/jobset-name={name}"
         pods = f"kubectl logs -f -l {selector},batch.kubernetes.io/job-completion-index={last}"

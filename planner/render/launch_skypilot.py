@@ -6,6 +6,8 @@ Fields of the task file and names of accelerators as of SkyPilot 0.14 (``sky/uti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.render.engine import fill
 from planner.render.launch import Launch, LauncherFiles, Start, job_name, needed_variables
 from planner.render.launch_kubernetes import quoted
@@ -43,7 +45,7 @@ ACCELERATORS = {
 """Our accelerator -> the name that most clouds of SkyPilot's catalogue give it.  One name covers PCIe and SXM cards."""
 
 
-def skypilot_files(document: PlanDocument, launch: Launch) -> LauncherFiles:
+def skypilot_files(document: PlanDocument, launch: Launch, optional: Sequence[str]) -> LauncherFiles:
     """``skypilot.yaml``; what the user must set stands in ``envs`` without a value, which SkyPilot then asks for."""
     cluster, name = document.request.cluster, job_name(document)
     needed = needed_variables(launch)
@@ -66,6 +68,9 @@ def skypilot_files(document: PlanDocument, launch: Launch) -> LauncherFiles:
     before = ["Complete `setup` in the file: it installs the framework on every node."]
     if needed:
         before.append("Set " + ", ".join(f"`{variable.name}`" for variable in needed) + " as on the machines.")
+    if optional:
+        names = ", ".join(f"`{name}`" for name in optional)
+        before.append(f"The machines see none of your variables: give {names} with `--env`, too, where you set them.")
     if accelerator is None:
         before.append("Replace the accelerator's name in the file: SkyPilot's catalogue has none for this one.")
     start = Start(

@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from planner.render import render_plan, write_files
+from planner.render.launch import job_name
 from planner.specs.model import ModelSpec, MoeSpec
 from planner.specs.plan import PlanDocument
 from tests.golden.plans import LLAMA_8B, document
@@ -30,6 +31,8 @@ from tests.golden.plans import LLAMA_8B, document
 PYTHON = os.environ.get("PLANNER_TORCH_PYTHON") or (sys.executable if importlib.util.find_spec("torch") else "")
 STAND_IN = Path(__file__).with_name("stand_in_training.py")
 LIMIT_S = 120
+SLURM_CORES = 2
+"""Cores that each node of run_slurm.sh has."""
 
 pytestmark = [
     pytest.mark.torch,
@@ -67,7 +70,9 @@ class Plan:
     def document(self) -> PlanDocument:
         """The plan on nodes of ``local`` GPUs."""
         made = document(self.backend, self.strategy, model=self.model)
-        cluster = made.request.cluster.model_copy(update={"gpus_per_node": self.local, "domain_gpus": self.local})
+        cluster = made.request.cluster.model_copy(
+            update={"gpus_per_node": self.local, "domain_gpus": self.local, "host_cores_per_node": SLURM_CORES}
+        )
         return made.model_copy(update={"request": made.request.model_copy(update={"cluster": cluster})})
 
 
@@ -231,7 +236,7 @@ def test_one_node(started: Started) -> None:
     """launch.sh on one node starts every rank of the plan and hands its own arguments on."""
     with processes(started, [(LAUNCH, {})]) as printed:
         reports = check(started, printed)
-    assert all(report["arguments"][-2:] == ["--extra", "two words"] for report in reports)
+    assert all(report["last_arguments"] == ["--extra", "two words"] for report in reports)
     wanted = "1" if started.plan.backend == "megatron" else None
     assert {report["CUDA_DEVICE_MAX_CONNECTIONS"] for report in reports} == {wanted}
 
@@ -269,6 +274,28 @@ def test_slurm_body(started: Started) -> None:
     }
     with processes(started, [(("bash", "job.sbatch"), variables)]) as printed:
         check(started, printed)
+
+
+@pytest.mark.skipif(
+    any(shutil.which(name) is None for name in ("slurmctld", "slurmd", "sbatch", "munge")) or os.geteuid() != 0,
+    reason="needs root and apt-get install slurm-wlm",
+)
+@pytest.mark.parametrize("started", ["megatron-2x2"], indirect=True)
+def test_real_slurm_runs_the_job(started: Started) -> None:
+    """sbatch, srun and two node daemons of a real Slurm run job.sbatch: ranks, nodes and groups are the plan's.
+
+    The log lies where the guide says, and every rank may use all cores of its node.
+    """
+    for name in TOOLS:
+        (started.folder.parent / "tools" / name).unlink()
+    command = [str(Path(__file__).with_name("run_slurm.sh")), "run", str(started.folder), str(started.plan.local)]
+    variables = {"PATH": f"{started.variables['PATH']}:/usr/sbin:/sbin"}
+    with processes(started, [(command, variables)]) as printed:
+        job = re.search(r"Submitted batch job (\d+)", printed[0])
+        assert job, printed
+    log = started.folder / f"{job_name(started.plan.document())}-{job[1]}.log"
+    reports = check(started, [log.read_text(encoding="utf-8")])
+    assert {report["cores"] for report in reports} == {SLURM_CORES}
 
 
 @pytest.mark.parametrize("started", ["megatron-2x2"], indirect=True)

@@ -23,6 +23,8 @@ import yaml
 
 from planner.catalog import load_accelerator
 from planner.render import RENDERED_BACKENDS, render_plan, write_files
+from planner.render.launch import Launch
+from planner.render.launch_kubernetes import kubernetes_files
 from planner.render.launch_skypilot import ACCELERATORS
 from planner.specs.plan import PlanDocument
 from tests.golden.plans import CASES
@@ -351,6 +353,60 @@ def test_kustomize_builds_the_config_map(backend: str, tmp_path: Path) -> None:
     assert volume["configMap"]["name"] == built["metadata"]["name"]
 
 
+def test_files_in_folders_keep_their_place(tmp_path: Path) -> None:
+    """A file in a folder gets a key without a slash, and the volumes of both jobs put it back where it was."""
+    case = CASES["fsdp-full"].document
+    made = [
+        kubernetes_files(case, Launch("train.py", "", ()), (), ["launch.sh", "conf/run.toml"], kind)
+        for kind in ("trainjob", "pytorchjob")
+    ]
+    write_files(tmp_path / "out", {**made[0].files, "launch.sh": "#!/bin/sh\n", "conf/run.toml": "a = 1\n"})
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(tmp_path / "out")]
+        built = yaml.safe_load(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        assert built["data"] == {"launch.sh": "#!/bin/sh\n", "conf__run.toml": "a = 1\n"}
+    items = [
+        {"key": "conf__run.toml", "path": "conf/run.toml"},
+        {"key": "launch.sh", "path": "launch.sh"},
+    ]
+    train, torch = yaml.safe_load(made[0].files["trainjob.yaml"]), yaml.safe_load(made[1].files["pytorchjob.yaml"])
+    for job in (train, torch):
+        assert schema_refusals(job, schema(job["kind"])) == []
+        assert operator_refusals(job) == []
+    patch = train["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pods = [patch["template"]["spec"]["template"]["spec"]]
+    pods += [role["template"]["spec"] for role in torch["spec"]["pytorchReplicaSpecs"].values()]
+    assert all(pod["volumes"][0]["configMap"]["items"] == items for pod in pods)
+
+
+# --- mpirun -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["launch-hosts", "fsdp-full", "deepspeed-zero3"])
+def test_mpirun_hands_variables_on(name: str, tmp_path: Path) -> None:
+    """What is set reaches every node, what is not set is not asked for, and nothing binds all ranks to one core."""
+    files = render_plan(CASES[name].document, launcher="mpirun")
+    write_files(tmp_path / "out", files)
+    fake = tmp_path / "tools" / "mpirun"
+    fake.parent.mkdir()
+    fake.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    fake.chmod(0o755)
+    given = {"TRAIN_SCRIPT": "/t.py", "MEGATRON_PATH": "/m", "DATA_PATH": "/d", "TOKENIZER_MODEL": "t"}
+    result = subprocess.run(
+        ["bash", str(tmp_path / "out" / "launch_mpirun.sh"), "--more"],
+        env={"PATH": f"{fake.parent}:/usr/bin:/bin", **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = result.stdout.splitlines()
+    passed = {after for word, after in itertools.pairwise(words) if word == "-x"}
+    read = {name for name in given if any(f"${{{name}:" in text for text in files.values())}
+    assert passed == {"PATH", "HEAD_NODE", "HEAD_PORT"} | read
+    assert words[words.index("--bind-to") + 1] == "none"
+    assert words[-1] == "--more"
+
+
 # --- SkyPilot ---------------------------------------------------------------------------------------------------------
 
 BROKEN_TASKS: dict[str, Change] = {
@@ -431,7 +487,12 @@ BROKEN_JOBS = {
 
 def slurm(scripts: list[Path], nodes: int, gpus_per_node: int, cores: int, memory_mb: int) -> list[tuple[int, str]]:
     """Exit code and message of ``sbatch --test-only`` for each script, on pretended nodes."""
-    command = [str(HERE / "run_slurm.sh"), *map(str, (nodes, gpus_per_node, cores, memory_mb)), *map(str, scripts)]
+    command = [
+        str(HERE / "run_slurm.sh"),
+        "check",
+        *map(str, (nodes, gpus_per_node, cores, memory_mb)),
+        *map(str, scripts),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     lines = [line.split("\t", 1) for line in result.stdout.splitlines()]

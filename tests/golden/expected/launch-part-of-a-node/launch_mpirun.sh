@@ -7,6 +7,13 @@ HEAD_NODE="${HEAD_NODE:-$(awk 'NR == 1 { print $1 }' mpi_hosts)}"
 HEAD_PORT="${HEAD_PORT:-29500}"
 export HEAD_NODE HEAD_PORT
 
+# Open MPI hands no variables on by itself; a node without them would run something else.
+PASSED=(-x PATH -x HEAD_NODE -x HEAD_PORT)
+SETTINGS=(TRAIN_SCRIPT)
+for name in "${SETTINGS[@]}"; do
+  if [[ -n "${!name:-}" ]]; then PASSED+=(-x "$name"); fi
+done
+
 # One process a node, in the order of the list: its number fixes which node holds which ranks.  Without --bind-to none
 # Open MPI would hold all ranks of a node on one core.
 # shellcheck disable=SC2016  # the number is for the process's shell, not for this one
@@ -15,6 +22,5 @@ exec mpirun \
   --hostfile mpi_hosts \
   --map-by ppr:1:node \
   --bind-to none \
-  -x HEAD_NODE \
-  -x HEAD_PORT \
+  "${PASSED[@]}" \
   bash -c 'NODE_RANK="$OMPI_COMM_WORLD_RANK" exec bash ./launch.sh "$@"' launch "$@"
