@@ -103,6 +103,8 @@ run() {
   cat >> "$SLURM_CONF" <<CONF
 ProctrackType=proctrack/pgid
 TaskPlugin=task/affinity
+# Tasks are bound to the cores they asked for, as on many clusters: who asks for none gets one.
+TaskPluginParam=autobind=cores
 SlurmdParameters=config_overrides
 NodeName=$first NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=2 RealMemory=2000 Gres=gpu:$gpus
 NodeName=zz2 NodeHostname=$first NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=2 RealMemory=2000 Gres=gpu:$gpus
