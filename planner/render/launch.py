@@ -109,7 +109,7 @@ def optional_variables(launch: Launch, files: Mapping[str, str]) -> tuple[str, .
 
 def job_name(document: PlanDocument) -> str:
     """A name that Slurm, Kubernetes (RFC 1035 label) and SkyPilot all take; it depends on the plan alone."""
-    return "plan-" + _NOT_IN_NAMES.sub("", document.id.lower())[:12]
+    return "plan-" + (_NOT_IN_NAMES.sub("", document.id.lower())[:12] or "0")
 
 
 def cores(cluster: Cluster) -> int:

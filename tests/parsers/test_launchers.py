@@ -160,6 +160,21 @@ def test_jobs_have_the_world_of_the_plan(backend: str) -> None:
         assert gpus(train["resourcesPerNode"]) == cluster.local_gpus
 
 
+@pytest.mark.parametrize(
+    ("plan_id", "name"),
+    [("0123456789abcdef", "plan-0123456789ab"), ("é/$(x)-Y", "plan-xy"), ("漢", "plan-0"), ("", "plan-0")],
+)
+def test_names_of_jobs_are_labels(plan_id: str, name: str) -> None:
+    """Whatever the id of an edited plan, the job's name is one that every launcher takes."""
+    document = CASES["fsdp-full"].document.model_copy(update={"id": plan_id})
+    files = render_plan(document, launcher=LAUNCHERS)
+    for kind in KINDS:
+        assert manifest(files, kind)["metadata"]["name"] == name
+        assert operator_refusals(manifest(files, kind)) == []
+    assert yaml.safe_load(files["skypilot.yaml"])["name"] == name
+    assert f"#SBATCH --job-name={name}\n" in files["job.sbatch"]
+
+
 def base(kind: str) -> dict[str, Any]:
     """A good manifest of several nodes."""
     return manifest(render_plan(CASES["launch-kubernetes"].document, launcher="trainjob,pytorchjob"), kind)
