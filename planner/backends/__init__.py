@@ -8,9 +8,13 @@ from planner.backends.base import Backend
 from planner.backends.deepspeed import DeepSpeed
 from planner.backends.fsdp import Fsdp
 from planner.backends.megatron import Megatron
+from planner.backends.nanotron import Nanotron
+from planner.backends.torchtitan import Torchtitan
 from planner.errors import InputError
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Megatron(), DeepSpeed(), Fsdp())}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Megatron(), DeepSpeed(), Fsdp(), Torchtitan(), Nanotron())
+}
 """Every backend by its name."""
 
 COMPARED = ("megatron", "deepspeed", "fsdp")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -213,6 +213,9 @@ class Habits:
     embedding_vocab_parallel: bool
     """The embedding table and the head are split over the tp ranks."""
     context_parallel_comm: Literal["ring", "all-gather", "all-to-all"]
+    context_parallel_balanced: bool = True
+    """Context-parallel ranks share causal attention equally; otherwise each holds one run of the sequence, and the last
+    one, which sees most keys, decides."""
     kernels_per_layer: int
     """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""
     vocab_multiple: int
@@ -306,6 +309,8 @@ class Backend(ABC):
     """Version range whose rules and flags are meant."""
     rules: ClassVar[tuple[Rule, ...]]
     habits: ClassVar[Habits]
+    habit_settings: ClassVar[Mapping[str, str]] = {}
+    """What a configuration has to say for a habit to be as plans have it: field of ``Habits`` -> setting."""
     expert_degrees: ClassVar[bool]
     """ep and etp can exceed 1."""
     zero_stages: ClassVar[tuple[int, ...]]
@@ -316,6 +321,11 @@ class Backend(ABC):
     @abstractmethod
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         """Recompute choices that exist for this model, "none" first."""
+
+    def named_recompute(self, modules: tuple[str, ...], model: ModelSpec) -> RecomputeKind | None:
+        """Selective recomputation of any modules by the framework's names, where it can be asked for more combinations
+        than plans choose from."""
+        return None
 
     @abstractmethod
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:

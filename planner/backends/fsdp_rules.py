@@ -17,7 +17,7 @@ from planner.backends.common_rules import (
     schedule_rule,
     zero_stages,
 )
-from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate, written
+from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate
 from planner.specs.batch import DEVICES, BoolArray
 
 FULLY_SHARD = "torch.distributed.fsdp.fully_shard"
@@ -26,14 +26,23 @@ TENSOR_PLAN = "the written tensor-parallel plan (DTensor parallelize_module)"
 
 NO_PIPELINE = predicate(
     "no-pipeline",
-    lambda c: (c.batch.pp == 1) & (c.batch.vpp == 1),
-    lambda c, i: f"{written(c, i, ('pp', 'vpp'))} = {c.batch.pp[i] * c.batch.vpp[i]}, must be 1",
+    lambda c: c.batch.pp == 1,
+    lambda c, i: f"pp({c.batch.pp[i]}), must be 1",
     reason=(
         "FSDP under torch pipelining keeps 6 bytes of every stage parameter unsharded; the written module has no "
         "pipeline."
     ),
     source="torch/distributed/pipelining/stage.py",
     vary="pp",
+)
+
+NO_VIRTUAL_STAGES = predicate(
+    "no-virtual-stages",
+    lambda c: c.batch.vpp == 1,
+    lambda c, i: f"vpp({c.batch.vpp[i]}), must be 1",
+    reason="Without a pipeline there are no virtual stages.",
+    source="torch/distributed/pipelining/stage.py",
+    vary="vpp",
 )
 
 KV_HEADS_OVER_TP = divisible(
@@ -183,12 +192,21 @@ LOSS_IMPLEMENTATION = input_rule(
     allowed="loss in auto, eager",
 )
 
+KEPT_WEIGHTS_NEED_SHARDS = predicate(
+    "stage-2-needs-shards",
+    lambda c: (c.batch.zero_stage != 2) | (c.batch.shard_degree > 1),
+    lambda c, i: f"zero_stage(2) with shard_degree({c.batch.shard_degree[i]}), must be more than 1",
+    reason="On one GPU there is nothing to shard: with weights that stay gathered it is stage 0.",
+    source=FULLY_SHARD,
+)
+
 RULES: tuple[Rule, ...] = (
     gpu_vendor("PyTorch FSDP2"),
     LOSS_IMPLEMENTATION,
     FP8_DENSE,
     NO_FP4,
     NO_PIPELINE,
+    NO_VIRTUAL_STAGES,
     *COMMON,
     schedule_rule({"single": ("none",), "plain": (), "virtual": ()}, "written module"),
     zero_stages((0, 2, 3), "fully_shard replicates (0), keeps gathered weights (2) or frees them (3).", FULLY_SHARD),
@@ -203,6 +221,7 @@ RULES: tuple[Rule, ...] = (
     CONTEXT_PARALLEL_SEQUENCE,
     CONTEXT_PARALLEL_ATTENTION,
     SHARD_COVERS_CONTEXT,
+    KEPT_WEIGHTS_NEED_SHARDS,
     OFFLOAD_WHOLE,
     OFFLOAD_NEEDS_SHARDING,
     fp8_alignment("torchao.float8 (dimension check of scaled matrix multiplications)"),

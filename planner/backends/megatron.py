@@ -9,7 +9,8 @@ mxfp8 on Blackwell: delayed scaling would forbid recomputing norms and expert ac
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -201,6 +202,17 @@ class Megatron(Backend):
     zero_stages = (0, 1)
     sequence_parallel_choices = (True, False)
     offloads = (OffloadChoice("cpu", "none", (1,), steps=20),)
+    habit_settings: ClassVar[Mapping[str, str]] = {
+        "tensor_parallel_overlap": "--tp-comm-overlap",
+        "dropout": "--attention-dropout 0 --hidden-dropout 0",
+        "fused_gradient_accumulation": "no --no-gradient-accumulation-fusion",
+        "deterministic": "no --deterministic-mode",
+        "transformer_engine": "--transformer-impl transformer_engine",
+        "fused_activation": "no --no-bias-gelu-fusion",
+        "overlapped_stages": "--overlap-grad-reduce --overlap-param-gather",
+        "expert_dispatch": "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
+        "blocking_launches": "no CUDA_LAUNCH_BLOCKING",
+    }
     habits = Habits(
         gradient_reduce_bytes=lambda job: GRADIENT_BYTES[job.precision],
         data_parallel_overlap="last-micro-batch",
@@ -247,6 +259,10 @@ class Megatron(Backend):
         else:
             kinds.append(MLP)
         return (*kinds, FULL)
+
+    def named_recompute(self, modules: tuple[str, ...], model: ModelSpec) -> RecomputeKind | None:
+        """Any list of --recompute-modules; the default is core_attn."""
+        return joined_kind(list(modules or ("core_attn",)), model)
 
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
         if vpp > 1:

@@ -1,4 +1,4 @@
-"""Frameworks that published runs used and for which no plans are written: how each of them ran a step.
+"""Frameworks that published runs used: how each of them ran a step, whether or not plans are written for it.
 
 A stack differs from the backend it derives from only in stated habits and memory layout.  The same classes price a
 user's own runs on such a framework.
@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.backends.base import EVERYTHING, NONE, Backend, BufferContext, RecomputeKind, StateBytes
 from planner.backends.deepspeed import EAGER_LOSS_BYTES, MAX_BUCKET, DeepSpeed
-from planner.backends.fsdp import FULL, GATHERED_BLOCKS, MASTER_BYTES, Fsdp
+from planner.backends.fsdp import FULL, GATHERED_BLOCKS, Fsdp
 from planner.backends.megatron import (
     GRADIENT_BYTES,
     OPTIMIZER_BYTES,
@@ -20,6 +20,8 @@ from planner.backends.megatron import (
     Megatron,
     unfused_loss_bytes,
 )
+from planner.backends.nanotron import Nanotron
+from planner.backends.torchtitan import COMPILED_HABITS, EAGER_HABITS, Torchtitan
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.job import Job
@@ -28,10 +30,6 @@ from planner.specs.model import ModelSpec
 FRAGMENTED = 1.10
 """Reserved over allocated bytes without expandable segments, which PyTorch has had since 2.1; with them 1.03 to 1.09
 was measured (43 runs of MooreThreads/SimuMax)."""
-
-
-FUSED_NORM_BYTES = 4.0
-"""Memory traffic of a norm in one kernel per hidden element, forward: read 2, write 2."""
 
 
 GATHERED_LOGIT_BYTES = 12.0
@@ -184,57 +182,6 @@ class AlephAlpha(Megatron):
         return _states(batch, shard, 2.0, 2.0, 12.0)
 
 
-class Nanotron(Megatron):
-    """nanotron: tensor parallelism with reduce-scatter, 1F1B, ZeRO-0 or 1, fp32 gradient accumulation."""
-
-    name = "nanotron"
-    family = "nanotron"
-    title = "nanotron"
-    habits = replace(
-        Megatron.habits,
-        fused_kernels=False,
-        attention_kernel="flash2",
-        vocab_multiple=1,
-        # Triton RMSNorm.
-        norm_bytes=FUSED_NORM_BYTES,
-        # fp32 logits: cast (6), maximum (4), shift (8), exponential (8), sum (4), division (8), copy (8), times the
-        # incoming gradient (8), cast back (6); nanotron/parallel/tensor_parallel/functional.py.  Kernels this long
-        # stream at 0.92 of peak where others reach 0.75.
-        loss_traffic_bytes=48.0,
-        # A 16-bit gradient is written (2), read (2) and added to the fp32 one (8).
-        gradient_add_bytes=12.0,
-        # Gathers of the backward pass run beside the input gradients, scatters beside the weight gradients.
-        tensor_parallel_overlap=True,
-        overlap_buffers=1.0,
-        kernels_per_layer=200,
-        loss_bytes_per_logit=eager_loss_bytes,
-        eager_copies=True,
-        transformer_engine=False,
-        fused_gradient_accumulation=False,
-    )
-
-    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
-        """Blocks are handed out by compute cost, the head included (nanotron/models/llama.py, get_block_compute_costs;
-        a stage is closed by the block with which the running cost reaches its share)."""
-        layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.ffn * model.hidden
-        total = model.layers * layer + model.vocab * model.hidden
-        counts, stage = [0] * pp, 0
-        for index in range(model.layers):
-            counts[stage] += 1
-            if (index + 1) * layer * pp >= total * (stage + 1) and stage < pp - 1:
-                stage += 1
-        return tuple(counts)
-
-    def overlaps_tensor_parallel(self, cluster: Cluster, batch: StrategyBatch) -> BoolArray:
-        """Asynchronous collectives of NCCL, which run over any links."""
-        return np.asarray((batch.tp > 1) & batch.sequence_parallel)
-
-    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        """The bf16 gradient of every parameter stays beside its fp32 accumulator (nanotron/optim/
-        gradient_accumulator.py)."""
-        return _states(batch, shard, 2.0, 2.0 + 4.0, 12.0)
-
-
 class ZeroBubble(Megatron2021):
     """The Megatron-LM fork of the zero-bubble schedules (arXiv 2401.10241)."""
 
@@ -296,50 +243,24 @@ class LlmFoundry(Fsdp):
     habits = replace(Fsdp.habits, activation_overhead=1.0, loss_bytes_per_logit=fused_loss_bytes)
 
 
-class Torchtitan(Fsdp):
-    """torchtitan without torch.compile: FSDP2, tensor and pipeline parallelism."""
+class EagerTorchtitan(Torchtitan):
+    """torchtitan 0.1 and 0.2 without torch.compile, as measured: the whole loss at once, ring attention over context
+    ranks, checkpoints on as many blocks as the run says."""
 
-    name = "torchtitan"
-    title = "torchtitan"
-    habits = replace(Fsdp.habits, pipelines_keep_weights=True)
+    name = "torchtitan-eager"
+    title = "torchtitan without compile"
+    habits = EAGER_HABITS
 
-    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
-        """Embedding and head count as one layer each, a remainder goes to the first stages (torchtitan,
-        distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part)."""
-        stages = pp * vpp
-        if stages == 1:
-            return (model.layers,)
-        each, extra = divmod(model.layers + 2, stages)
-        counts = [each + (stage < extra) for stage in range(stages)]
-        counts[0] -= 1
-        counts[-1] -= 1
-        return tuple(counts) if min(counts) > 0 else None
-
-    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
-        """Gradients are freed after every step: with one micro-batch those of the layers come to be while activations
-        go, so they count in the optimizer step (fused AdamW, no temporaries of its own) and not beside the loss."""
-        held = super().state_bytes(job, batch, shard)
-        single = job.global_batch <= batch.micro_batch * batch.dp
-        kept = (batch.pp > 1) & (batch.zero_stage == 3)
-        return replace(
-            held,
-            weights=held.weights + np.where(kept, job.compute_bytes, 0.0),
-            gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
-            step_temporary=np.where(single, held.gradients, 0.0),
-        )
-
-    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
-        """Stages of a pipeline have no gather windows: their weights and gradients are whole all step."""
-        windows = np.where(context.batch.pp > 1, 0.0, 1.0)
-        return {name: windows * held for name, held in super().buffer_bytes(context).items()}
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        return Fsdp.recompute_kinds(self, model, job)
 
 
-class Compiled(Torchtitan):
-    """The same with torch.compile: fused elementwise kernels, nothing saved twice."""
+class Compiled(EagerTorchtitan):
+    """The same with torch.compile."""
 
     name = "torchtitan-compiled"
     title = "torchtitan, compiled"
-    habits = replace(Torchtitan.habits, fused_kernels=True, activation_overhead=1.0, kernels_per_layer=40)
+    habits = COMPILED_HABITS
 
 
 class Rowwise(Compiled):
@@ -359,7 +280,7 @@ class FmsFsdp(Compiled):
     habits = replace(Compiled.habits, gradient_reduce_bytes=reduced_in_16_bits)
 
 
-class AutoModel(Torchtitan):
+class AutoModel(EagerTorchtitan):
     """NeMo AutoModel: FSDP2 around Transformer Engine's attention, norms and linear layers, not compiled; experts over
     DeepEP."""
 
@@ -484,10 +405,11 @@ STACKS: dict[str, Backend] = {
         MegatronDeepSpeed(),
         MegatronFsdp(),
         AlephAlpha(),
-        Nanotron(),
+        Nanotron(published=True),
         ZeroBubble(),
         LlmFoundry(),
         Torchtitan(),
+        EagerTorchtitan(),
         Compiled(),
         Rowwise(),
         FmsFsdp(),
@@ -518,7 +440,7 @@ _FRAMEWORKS = (
     ("aleph", "aleph-alpha"),
     ("nanotron", "nanotron"),
     ("llm-foundry", "llm-foundry"),
-    ("torchtitan", "torchtitan"),
+    ("torchtitan", "torchtitan-eager"),
     ("automodel", "automodel"),
     ("fsdp", "fsdp"),
     ("fms", "fms-fsdp"),

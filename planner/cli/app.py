@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import existing, inputs
 from planner.cli import options as o
 from planner.errors import InputError
 from planner.version import __version__
 
 if TYPE_CHECKING:
-    from planner.service import ClusterInput, JobInput
     from planner.specs.plan import PlanDocument
 
 EXIT_OK = 0
@@ -103,10 +103,10 @@ def suggest(
 
     request = service.PlanRequest(
         model=model,
-        cluster=_cluster(
+        cluster=inputs.cluster(
             gpu, gpus, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, cluster
         ),
-        job=_job(seq_len, global_batch, precision, loss, no_flash_attention, objective, memory_margin),
+        job=inputs.job(seq_len, global_batch, precision, loss, no_flash_attention, objective, memory_margin),
         backend=backend,
         pins=tuple(pin or ()),
         profile=profile,
@@ -182,10 +182,10 @@ def estimate(
             raise InputError("no model is given", where="--model", hint="name a model, or give a plan.json")
         document = service.estimate(
             model,
-            _cluster(
+            inputs.cluster(
                 gpu, gpus, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, cluster
             ),
-            _job(seq_len, global_batch, precision, loss, no_flash_attention, "throughput", memory_margin),
+            inputs.job(seq_len, global_batch, precision, loss, no_flash_attention, "throughput", memory_margin),
             service.StrategyInput(
                 tp=tp,
                 pp=pp,
@@ -211,30 +211,9 @@ def estimate(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-@app.command()
-def render(
-    plan: Annotated[
-        Path, typer.Argument(help="The document that `planner suggest --json` printed.", metavar="PLAN.json")
-    ],
-    out: o.Out = None,
-    launcher: o.Launcher = "torchrun",
-    force: o.Force = False,
-    as_json: o.AsJson = False,
-    debug: o.Debug = False,
-) -> None:
-    """Write the files that start a plan (without --out: print them)."""
-    from planner import service
-    from planner.cli import output, problems
-
-    document = service.load_plan(plan)
-    files = service.render_document(document, launcher=launcher)
-    written = service.write_document(files, out, force=force) if out is not None else []
-    if as_json:
-        problems.print_json({"files": files, "written": [str(path) for path in written]})
-    elif out is not None:
-        output.print_written(written, document.request.cluster.nodes)
-    else:
-        output.print_files(files)
+app.command()(existing.render)
+app.command()(existing.check)
+app.command()(existing.diagnose)
 
 
 @app.command()
@@ -267,6 +246,7 @@ def gpus(
 
 @app.command()
 def backends(
+    text: Annotated[str, typer.Argument(help="Only frameworks with this in their name.", metavar="[TEXT]")] = "",
     rules: Annotated[bool, typer.Option("--rules", help="List every rule with its source.")] = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
@@ -275,7 +255,7 @@ def backends(
     from planner import service
     from planner.cli import listings, problems
 
-    rows = service.list_backends()
+    rows = service.list_backends(text)
     problems.print_json(rows) if as_json else listings.print_backends(rows, rules=rules)
 
 
@@ -341,56 +321,6 @@ def calibrate(
         problems.print_json(result.model_dump(mode="json"))
     else:
         tables.print_calibration(result, out)
-
-
-def _cluster(
-    gpu: str | None,
-    gpus: int | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    nics: int | None,
-    nic_gbps: float | None,
-    oversubscription: float | None,
-    host_memory_gib: float | None,
-    price: float | None,
-    file: Path | None,
-) -> ClusterInput:
-    from planner.service import ClusterInput
-
-    return ClusterInput(
-        gpu=gpu,
-        gpus=gpus,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        nics=nics,
-        nic_gbps=nic_gbps,
-        oversubscription=oversubscription,
-        host_memory_gib=host_memory_gib,
-        price=price,
-        file=file,
-    )
-
-
-def _job(
-    seq_len: int | None,
-    global_batch: str | None,
-    precision: str | None,
-    loss: str,
-    no_flash_attention: bool,
-    objective: str,
-    memory_margin: float,
-) -> JobInput:
-    from planner.service import JobInput
-
-    return JobInput(
-        seq_len=seq_len,
-        global_batch=global_batch,
-        precision=precision,
-        loss=loss,
-        flash_attention=not no_flash_attention,
-        objective=objective,
-        memory_margin=memory_margin,
-    )
 
 
 WITH_A_PLAN = ("plan", "as_json", "debug")

@@ -88,21 +88,44 @@ def print_gpus(rows: Sequence[Row]) -> None:
     )
 
 
+_FEATURES: tuple[tuple[str, str], ...] = (
+    ("TP", "tp"),
+    ("SP", "sequence_parallel"),
+    ("CP", "cp"),
+    ("PP", "pp"),
+    ("VPP", "vpp"),
+    ("uneven", "uneven_stages"),
+    ("EP", "ep"),
+    ("ETP", "etp"),
+    ("HSDP", "hybrid_shard"),
+    ("hpZ", "secondary_shard"),
+)
+
+
 def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
-    """What each framework expresses, one column each, and its rules."""
+    """A line for each framework with what it can express, and its rules."""
     console = stdout()
-    facts: list[tuple[str, Any]] = [
-        ("versions", lambda row: row["versions"]),
-        ("ZeRO stages", lambda row: ", ".join(map(str, row["zero_stages"]))),
-        ("sequence parallel with tp", lambda row: ", ".join("yes" if v else "no" for v in row["sequence_parallel"])),
-        ("pipeline schedules", lambda row: ", ".join(row["pipeline_schedules"]) or "no pipeline"),
-        ("expert parallelism", lambda row: "yes" if row["expert_parallel"] else "no"),
-        ("context parallel traffic", lambda row: row["context_parallel"]),
-        ("offload", lambda row: _offload(row["offload"])),
-        ("rules", lambda row: str(len(row["rules"]))),
+    if not rows:
+        console.print(NOTHING_FOUND)
+        return
+    headers: list[tuple[str, Justify]] = [
+        ("framework", "left"),
+        *((title, "left") for title, _ in _FEATURES),
+        ("ZeRO", "left"),
+        ("recompute", "left"),
+        ("offload", "left"),
+        ("formats", "left"),
     ]
-    headers: list[tuple[str, Justify]] = [("", "left"), *((row["id"], "left") for row in rows)]
-    console.print(table(headers, [[name, *(fact(row) for row in rows)] for name, fact in facts]))
+    console.print(table(headers, [_expressed(row) for row in rows]))
+    console.print(
+        Text(
+            "uneven: the layers of each pipeline stage can be chosen; HSDP: states sharded over part of the replicas; "
+            "hpZ: a second, nearer shard of the weights; offload: O optimizer, W weights too, disk NVMe.",
+            style="dim",
+        )
+    )
+    for row in rows:
+        console.print(Text(f"{row['id']}: {row['title']}, {row['versions']}, {len(row['rules'])} rules"))
     if not rules:
         console.print(Text("`planner backends --rules` lists the rules.", style="cyan"))
         return
@@ -113,9 +136,21 @@ def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
             console.print(Padding(Text(f"{rule['reason']} ({rule['source']})", style="dim"), (0, 0, 0, 4)))
 
 
+def _expressed(row: Row) -> list[str]:
+    features = row["expresses"]
+    modes = [mode for mode in ("full", "selective") if mode in row["recompute"]]
+    return [
+        row["id"],
+        *("y" if features[name] else "-" for _, name in _FEATURES),
+        " ".join(map(str, row["zero_stages"])),
+        " ".join(modes) or "-",
+        _offload(row["offload"]),
+        " ".join(features["precisions"]),
+    ]
+
+
 def _offload(choices: Sequence[Row]) -> str:
-    devices = dict.fromkeys(
-        f"optimizer to {c['optimizer']}" + (f", weights to {c['parameters']}" if c["parameters"] != "none" else "")
-        for c in choices
-    )
-    return "; ".join(devices) or "none"
+    """``O W disk``: what can leave the GPU."""
+    marks = {"O": bool(choices), "W": any(choice["parameters"] != "none" for choice in choices)}
+    marks["disk"] = any("nvme" in (choice["optimizer"], choice["parameters"]) for choice in choices)
+    return " ".join(mark for mark, there in marks.items() if there) or "-"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+INPUT = "Input"
 MACHINES = "Machines"
 JOB = "Job"
 SEARCH = "Search"

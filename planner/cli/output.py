@@ -31,15 +31,15 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     _verdict(console, document)
     if searched:
         _ranking(console, document)
-    _section(console, f"Memory of a GPU (limit {gib(document.best.estimate.memory_limit_bytes)}), est.")
+    section(console, f"Memory of a GPU (limit {gib(document.best.estimate.memory_limit_bytes)}), est.")
     for line in memory_lines(document.best.estimate, console.width):
         console.print(line)
-    _section(console, f"Time of a step ({duration(document.best.estimate.step_time_s)}), est.")
+    section(console, f"Time of a step ({duration(document.best.estimate.step_time_s)}), est.")
     for line in time_lines(document.best, console.width):
         console.print(line)
-    _notes(console, "Why", document.best.why)
-    _notes(console, "Warnings", document.warnings, style="yellow")
-    _notes(console, "Assumed", _assumption_lines(document.assumptions))
+    notes(console, "Why", document.best.why)
+    notes(console, "Warnings", document.warnings, style="yellow")
+    notes(console, "Assumed", assumption_lines(document.assumptions))
     if searched:
         _search_line(console, document)
     _next(console, document, written)
@@ -50,7 +50,7 @@ def _verdict(console: Console, document: PlanDocument) -> None:
     estimate = plan.estimate
     cluster = request.cluster
     console.print(Text(f"{request.model.name} on {cluster.gpus} x {cluster.accelerator.id}", style="bold"))
-    _indented(console, strategy_text(plan))
+    indented(console, strategy_text(plan))
     low, high = estimate.step_time_range_s
     speed = (
         f"est. {duration(estimate.step_time_s)} a step ({duration(low)} to {duration(high)}), "
@@ -63,10 +63,10 @@ def _verdict(console: Console, document: PlanDocument) -> None:
         f"  est. {gib(estimate.peak_memory_bytes)} peak memory (up to {gib(upper)}) "
         f"of {gib(estimate.memory_limit_bytes)}: "
     )
-    _indented(console, speed)
+    indented(console, speed)
     console.print(Text(memory).append("fits", style="green") if estimate.fits else _misfit(memory, document))
     outside = OUTSIDE_EXPERIENCE in estimate.range_basis
-    _indented(console, f"ranges from {estimate.range_basis}", style="yellow" if outside else "dim")
+    indented(console, f"ranges from {estimate.range_basis}", style="yellow" if outside else "dim")
 
 
 def _misfit(memory: str, document: PlanDocument) -> Text:
@@ -164,7 +164,7 @@ def _row(rank: int, plan: Plan) -> list[str]:
 
 def _ranking(console: Console, document: PlanDocument) -> None:
     plans = [document.best, *document.alternatives]
-    _section(
+    section(
         console,
         f"Plans (GiB of {document.best.estimate.memory_limit_bytes / GIB:.1f}; tok/s of a GPU; all figures est.)",
     )
@@ -180,38 +180,42 @@ def _ranking(console: Console, document: PlanDocument) -> None:
     console.print(Padding(grid, (0, 0, 0, 2)))
     for name, plan in document.by_backend.items():
         if plan is None:
-            _indented(console, f"{name}: nothing fits", "dim")
+            indented(console, f"{name}: nothing fits", "dim")
         elif not any(plan == ranked for ranked in plans):
             seconds = duration(plan.estimate.step_time_s)
-            _indented(console, f"best of {name}: {seconds}, {strategy_text(plan).removeprefix(name + ': ')}", "dim")
+            indented(console, f"best of {name}: {seconds}, {strategy_text(plan).removeprefix(name + ': ')}", "dim")
 
 
-def _section(console: Console, title: str) -> None:
+def section(console: Console, title: str) -> None:
+    """An empty line and a title."""
     console.print()
     console.print(Text(title, style="bold"))
 
 
-def _notes(console: Console, title: str, lines: Sequence[str], style: str = "") -> None:
+def notes(console: Console, title: str, lines: Sequence[str], style: str = "") -> None:
+    """A title and a bullet a line; nothing without lines."""
     if not lines:
         return
-    _section(console, title)
+    section(console, title)
     for line in lines:
-        _bullet(console, line, style)
+        bullet(console, line, style)
 
 
-def _indented(console: Console, line: str, style: str = "") -> None:
+def indented(console: Console, line: str, style: str = "") -> None:
+    """A wrapped paragraph, two columns in."""
     lines = textwrap.wrap(line, console.width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
     console.print(Text("\n".join(lines), style=style))
 
 
-def _bullet(console: Console, line: str, style: str = "") -> None:
+def bullet(console: Console, line: str, style: str = "") -> None:
+    """A wrapped line behind a dash."""
     wrapped = textwrap.wrap(
         line, console.width, initial_indent="  - ", subsequent_indent="    ", break_long_words=False
     )
     console.print(Text("\n".join(wrapped), style=style))
 
 
-def _assumption_lines(assumptions: Sequence[Assumption]) -> list[str]:
+def assumption_lines(assumptions: Sequence[Assumption]) -> list[str]:
     """One line a reason: what came from the same place stands together."""
     by_reason: dict[str, list[str]] = {}
     for assumption in assumptions:
@@ -246,6 +250,11 @@ def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> 
     else:
         command = "`planner suggest` searches for a better strategy"
     console.print(Text(f"\nNext: {command}", style="cyan"))
+
+
+def print_lost(lost: Sequence[str]) -> None:
+    """What another framework's files do not say."""
+    notes(stdout(), "Not carried over, or otherwise there", lost, style="yellow")
 
 
 def print_written(written: Sequence[Path], nodes: int) -> None:

@@ -46,7 +46,7 @@ def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
         return work.zeros(), work.zeros()
     if not context.job.flash_attention:
         return _materialised_s(work)
-    flops = per_token * work.tokens / work.tp
+    flops = per_token * work.tokens / work.tp * _slowest_context_rank(work)
     constants = context.constants
     length = keys_per_query(context.model, kind, context.job.attended_tokens) * 2.0
     blocks = work.tokens * np.maximum(context.model.heads / work.tp, 1.0) / _BLOCK_ROWS
@@ -59,6 +59,16 @@ def attention_s(work: Work, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     forward = flops / (rate * constants.attention_forward_share)
     backward = _BACKWARD_OVER_FORWARD * flops / (rate * constants.attention_backward_share)
     return forward, backward
+
+
+def _slowest_context_rank(work: Work) -> FloatArray:
+    """(N,) causal work of the busiest context-parallel rank over the average: with one run of the sequence a rank, the
+    last of c ranks attends to (2c - 1) / 2c of all keys where the average is one half."""
+    context = work.context
+    whole = context.job.attended_tokens == context.job.seq_len
+    if context.backend.habits.context_parallel_balanced or not whole:
+        return np.ones(len(work.batch))
+    return np.asarray(2.0 - 1.0 / work.cp)
 
 
 def _width_factor(work: Work) -> float:

@@ -31,6 +31,8 @@ class Finding:
     message: str
     where: str = ""
     """File, line, key or flag."""
+    got: str = ""
+    """What it says, or an equation with its values."""
     allowed: str = ""
     """What would be accepted."""
     hint: str = ""

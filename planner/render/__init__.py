@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from planner.backends import get_backend
 from planner.errors import InputError
-from planner.render import deepspeed, fsdp, megatron
+from planner.render import deepspeed, fsdp, megatron, nanotron, torchtitan
 from planner.render.bundle import Bundle
 from planner.render.files import write_files
 from planner.render.launch import (
@@ -33,6 +33,8 @@ _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "megatron": megatron.build,
     "deepspeed": deepspeed.build,
     "fsdp": fsdp.build,
+    "torchtitan": torchtitan.build,
+    "nanotron": nanotron.build,
 }
 
 RENDERED_BACKENDS = tuple(_BUILDERS)

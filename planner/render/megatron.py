@@ -145,7 +145,7 @@ def layout_string(layers: tuple[int, ...], mtp_layers: int) -> str:
 def sharding_flags(strategy: Strategy) -> list[Flag]:
     """The distributed optimizer and what it overlaps."""
     if strategy.zero_stage == 0:
-        return []
+        return [flag("--overlap-grad-reduce")] if strategy.dp * strategy.cp > 1 else []
     flags = [
         flag("--use-distributed-optimizer"),
         flag("--overlap-grad-reduce"),

@@ -362,7 +362,7 @@ def pinned_out(pins: Mapping[str, Pin], refusals: list[Refusal], backend: str) -
         where="pins",
         got=pinned,
         allowed=refusal.allowed,
-        hint=f"`planner backends {backend}` lists its rules; change or drop one of the pins",
+        hint=f"`planner backends {backend} --rules` lists them; change or drop one of the pins",
     )
 
 

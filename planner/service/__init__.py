@@ -1,11 +1,12 @@
-"""The use cases that the command line and library users call; see usecases.py, measured.py, catalogs.py and
-requests.py.
+"""The use cases that the command line, the API and library users call; each stands in a module of its own.
 
-What compares with measured runs is loaded when it is first asked for: planning needs none of it."""
+What few commands need (measured runs, reading configurations, walking every framework's space) is loaded when it is
+first asked for."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from planner.service.catalogs import list_backends, list_gpus, list_models
+from planner.service.catalogs import list_gpus, list_models
 from planner.service.clusters import resolve_cluster
 from planner.service.document import load_plan
 from planner.service.failures import Interrupted
@@ -23,29 +24,48 @@ from planner.service.usecases import (
 )
 
 if TYPE_CHECKING:
+    from planner.service.checking import CheckRequest, check
+    from planner.service.conversion import Converted, convert_document, convert_files
+    from planner.service.diagnosis import diagnose
+    from planner.service.matrix import list_backends
     from planner.service.measured import AccuracyRequest, accuracy, calibrate
 
-_MEASURED = ("AccuracyRequest", "accuracy", "calibrate")
+_LATER = {
+    "AccuracyRequest": "measured",
+    "accuracy": "measured",
+    "calibrate": "measured",
+    "CheckRequest": "checking",
+    "check": "checking",
+    "Converted": "conversion",
+    "convert_document": "conversion",
+    "convert_files": "conversion",
+    "diagnose": "diagnosis",
+    "list_backends": "matrix",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MEASURED:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from planner.service import measured
-
-    return getattr(measured, name)
+    return getattr(import_module(f"planner.service.{_LATER[name]}"), name)
 
 
 __all__ = [
     "AccuracyRequest",
+    "CheckRequest",
     "ClusterInput",
+    "Converted",
     "Interrupted",
     "JobInput",
     "PlanRequest",
     "StrategyInput",
     "accuracy",
     "calibrate",
+    "check",
     "check_output",
+    "convert_document",
+    "convert_files",
+    "diagnose",
     "estimate",
     "estimate_document",
     "list_backends",

@@ -1,11 +1,9 @@
-"""What the planner knows: models, accelerators, and what each framework can run, as records for tables and JSON."""
+"""What the planner knows: models and accelerators, as records for tables and JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from planner.backends import BACKENDS
-from planner.backends.base import Backend
 from planner.catalog import accelerator_ids, default_system, load_accelerator, load_model, model_ids
 from planner.cost.params import active_params, total_params
 from planner.service.jobs import supported_precisions
@@ -69,27 +67,3 @@ def list_gpus(text: str = "") -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def list_backends() -> list[dict[str, Any]]:
-    """What each framework can express, probed from its own data, and the rules that it enforces."""
-    return [_backend(backend) for backend in BACKENDS.values()]
-
-
-def _backend(backend: Backend) -> dict[str, Any]:
-    schedules = [*backend.schedules(4, 1), *backend.schedules(4, 2)]
-    return {
-        "id": backend.name,
-        "title": backend.title,
-        "versions": backend.versions,
-        "zero_stages": list(backend.zero_stages),
-        "expert_parallel": backend.expert_degrees,
-        "sequence_parallel": list(backend.sequence_parallel_choices),
-        "pipeline_schedules": list(dict.fromkeys(name for name in schedules if name != "none")),
-        "context_parallel": backend.habits.context_parallel_comm,
-        "offload": [
-            {"optimizer": choice.device, "parameters": choice.parameters, "zero_stages": list(choice.zero_stages)}
-            for choice in backend.offloads
-        ],
-        "rules": [{"id": rule.id, "reason": rule.reason, "source": rule.source} for rule in backend.rules],
-    }

@@ -51,7 +51,7 @@ def total(backend: Backend, precision: Precision = "bf16", **columns: object) ->
 
 def test_backends_are_found_by_name() -> None:
     """Order, spelling and near names."""
-    assert list(BACKENDS) == ["megatron", "deepspeed", "fsdp"]
+    assert list(BACKENDS)[:3] == ["megatron", "deepspeed", "fsdp"]
     assert get_backend(" Megatron ") is BACKENDS["megatron"]
     with pytest.raises(InputError, match="unknown backend") as caught:
         get_backend("deepsped")
@@ -123,7 +123,9 @@ def test_selective_share_of_fsdp_matches_the_measured_one() -> None:
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (2, 1), (4, 1), (5, 1), (4, 2), (8, 3), (96, 1)])
 def test_default_layout_holds_all_layers(backend: Backend, pp: int, vpp: int) -> None:
-    """A default split is even within one layer, complete and nowhere empty; an impossible one is None."""
+    """A default split is even within one layer, complete and nowhere empty; an impossible one is None.
+
+    torchtitan counts embedding and head as layers, so both ends together can be two layers shorter."""
     layout = backend.default_layout(llama70b(), pp, vpp)
     if layout is None:
         assert pp * vpp > 80 or backend.name != "megatron"
@@ -131,7 +133,8 @@ def test_default_layout_holds_all_layers(backend: Backend, pp: int, vpp: int) ->
     assert len(layout) == pp * vpp
     assert sum(layout) == 80
     assert min(layout) >= 1
-    assert max(layout) - min(layout) <= 1
+    # Both weigh the head like layers, so their last stage is shorter.
+    assert max(layout) - min(layout) <= (2 if backend.name in ("nanotron", "torchtitan") else 1)
 
 
 def test_megatron_leaves_room_for_prediction_blocks() -> None:
@@ -156,7 +159,8 @@ def test_shard_degrees(backend: Backend) -> None:
     assert backend.shard_degrees(cluster, 1, 1, 128, 0) == (1,)
     for stage in backend.zero_stages[1:]:
         degrees = backend.shard_degrees(cluster, 2, 2, 32, stage)
-        assert degrees[0] == 64
+        # nanotron's context-parallel ranks hold the same states.
+        assert degrees[0] == (32 if backend.name == "nanotron" else 64)
         assert all(64 % degree == 0 for degree in degrees)
         assert all(2 * degree <= cluster.domain_gpus for degree in degrees[1:])
     assert backend.shard_degrees(cluster, 8, 1, 16, backend.zero_stages[-1]) == (16,)
@@ -331,4 +335,5 @@ def test_habits_are_within_reason(backend: Backend) -> None:
     for precision in ("bf16", "fp16", "fp32", "fp8"):
         job = make_job(precision=precision)
         assert habits.gradient_reduce_bytes(job) in (2, 4)
-        assert 4 <= habits.loss_bytes_per_logit(job) <= 16
+        # Less than logits and gradient in 16 bits only where they exist in chunks.
+        assert (1 if backend.name == "torchtitan" else 4) <= habits.loss_bytes_per_logit(job) <= 16

@@ -148,6 +148,19 @@ def case_names(backend: str = "") -> list[str]:
 
 FULL = Recompute(mode="full")
 SELECTIVE = Recompute(mode="selective", modules=("attention", "every-second-matmul"))
+QWEN3_30B = ModelSpec(
+    name="qwen3-30b-a3b",
+    layers=48,
+    hidden=2048,
+    ffn=6144,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    vocab=151936,
+    max_seq=40960,
+    qk_norm="per_head",
+    moe=MoeSpec(experts=128, top_k=8, expert_ffn=768),
+)
 MEGATRON_70B: dict[str, Any] = {
     "tp": 8,
     "sequence_parallel": True,
@@ -302,6 +315,105 @@ CASES: dict[str, Case] = {
     "launch-part-of-a-node": Case(
         document("fsdp", {"dp": 4, "zero_stage": 3, "shard_degree": 4}, model=LLAMA_8B, recompute=FULL),
         launcher="slurm,trainjob,skypilot,mpirun",
+    ),
+    "nanotron-pipeline": Case(
+        document(
+            "nanotron",
+            {
+                "tp": 8,
+                "sequence_parallel": True,
+                "pp": 4,
+                "pipeline_schedule": "1f1b",
+                "layers_per_stage": (21, 20, 20, 19),
+                "dp": 4,
+                "zero_stage": 1,
+                "shard_degree": 4,
+            },
+            recompute=FULL,
+        ),
+        launcher="slurm",
+    ),
+    "nanotron-all-forward": Case(
+        document(
+            "nanotron",
+            {
+                "tp": 2,
+                "pp": 2,
+                "pipeline_schedule": "gpipe",
+                "layers_per_stage": (18, 14),
+                "dp": 2,
+                "micro_batch": 2,
+                "global_batch": 64,
+            },
+            model=LLAMA_8B,
+        )
+    ),
+    "nanotron-context": Case(
+        document(
+            "nanotron",
+            {"tp": 2, "sequence_parallel": True, "cp": 4, "dp": 2, "zero_stage": 1, "shard_degree": 2},
+            model=LLAMA_8B,
+            recompute=FULL,
+        )
+    ),
+    "torchtitan-dense-chunks": Case(
+        document(
+            "torchtitan",
+            {
+                "tp": 8,
+                "sequence_parallel": True,
+                "pp": 4,
+                "vpp": 2,
+                "pipeline_schedule": "interleaved",
+                "layers_per_stage": (10, 11, 10, 10, 10, 10, 10, 9),
+                "dp": 4,
+                "zero_stage": 3,
+                "shard_degree": 4,
+            },
+            recompute=SELECTIVE,
+        ),
+        launcher="slurm",
+    ),
+    "torchtitan-hybrid-context": Case(
+        document(
+            "torchtitan",
+            {"dp": 4, "cp": 4, "zero_stage": 2, "shard_degree": 8, "seq_len": 32768, "global_batch": 64},
+            model=LLAMA_8B,
+            recompute=FULL,
+        )
+    ),
+    "torchtitan-moe": Case(
+        document(
+            "torchtitan",
+            {"dp": 64, "ep": 8, "zero_stage": 3, "shard_degree": 64, "micro_batch": 2, "seq_len": 4096},
+            model=QWEN3_30B,
+            recompute=SELECTIVE,
+        )
+    ),
+    "torchtitan-latent-attention": Case(
+        document(
+            "torchtitan",
+            {
+                "tp": 4,
+                "sequence_parallel": True,
+                "dp": 64,
+                "ep": 64,
+                "zero_stage": 3,
+                "shard_degree": 64,
+                "seq_len": 4096,
+                "global_batch": 1024,
+            },
+            model=DEEPSEEK_V3,
+            recompute=FULL,
+        )
+    ),
+    "torchtitan-fp8-offload": Case(
+        document(
+            "torchtitan",
+            {"dp": 8, "zero_stage": 3, "shard_degree": 8, "precision": "fp8"},
+            model=LLAMA_8B,
+            offload=Offload(optimizer=1, device="cpu", parameters="cpu"),
+        )
     ),
 }
 """Every rendered situation: the golden files and the checks of all scripts run over these."""

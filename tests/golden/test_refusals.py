@@ -78,7 +78,7 @@ def test_unknown_launcher_and_framework_are_refused() -> None:
         with pytest.raises(InputError, match="unknown launcher"):
             render_plan(case, launcher=wrong)
     with pytest.raises(InputError, match="this framework"):
-        render_plan(case, plan=case.best.model_copy(update={"backend": "nanotron"}))
+        render_plan(case, plan=case.best.model_copy(update={"backend": "paxml"}))
 
 
 def test_a_plan_for_another_number_of_gpus_is_refused() -> None:
@@ -101,8 +101,15 @@ def test_a_plan_for_another_number_of_gpus_is_refused() -> None:
             Recompute(mode="full", layers_per_stage=(3, 5, 5, 5)),
             "same number of layers",
         ),
+        ("nanotron", {"pp": 2, "vpp": 2, "pipeline_schedule": "interleaved"}, None, "no virtual stages"),
     ],
-    ids=["fsdp-pipeline", "fsdp-shards-split-a-sequence", "stages-do-not-match", "uneven-recompute"],
+    ids=[
+        "fsdp-pipeline",
+        "fsdp-shards-split-a-sequence",
+        "stages-do-not-match",
+        "uneven-recompute",
+        "nanotron-virtual-stages",
+    ],
 )
 def test_what_a_framework_cannot_express_is_refused(
     backend: str, strategy: dict[str, Any], recompute: Recompute | None, match: str

@@ -42,4 +42,4 @@ def refusal(manifest: dict[str, Any]) -> str:
 
 
 for name in sys.argv[1:]:
-    print(json.dumps(refusal(yaml.safe_load(Path(name).read_text(encoding="utf-8")))))  # noqa: T201
+    print(json.dumps(refusal(yaml.safe_load(Path(name).read_text(encoding="utf-8")))))

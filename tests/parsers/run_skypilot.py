@@ -25,4 +25,4 @@ for line in sys.stdin:
         }
     except Exception as error:  # whatever SkyPilot raises is a refusal
         got = {"refusal": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-    print(json.dumps(got), flush=True)  # noqa: T201
+    print(json.dumps(got), flush=True)

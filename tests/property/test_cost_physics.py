@@ -33,10 +33,16 @@ def everything(backend: str, model: str) -> tuple[CostContext, tuple[StrategyBat
     return context, tuple(group.batch for group in enumerate_space(context, {}).groups)
 
 
+@lru_cache(maxsize=1)
+def answered() -> tuple[tuple[str, str], ...]:
+    """Backends with the models that they can train."""
+    return tuple((backend, model) for backend in sorted(BACKENDS) for model in MODELS if everything(backend, model)[1])
+
+
 @st.composite
 def any_plan(draw: st.DrawFn) -> tuple[CostContext, StrategyBatch]:
     """One legal strategy of any backend and model."""
-    context, groups = everything(draw(st.sampled_from(sorted(BACKENDS))), draw(st.sampled_from(MODELS)))
+    context, groups = everything(*draw(st.sampled_from(answered())))
     batch = groups[draw(st.integers(0, len(groups) - 1))]
     row = draw(st.integers(0, len(batch) - 1))
     return context, batch.take(slice(row, row + 1))
@@ -123,7 +129,9 @@ def test_no_traffic_where_nothing_is_split(plan: tuple[CostContext, StrategyBatc
         assert not {"pipeline bubble", "stage-to-stage traffic"} & found
     # Without data parallelism experts still have replicas where tensor ranks outnumber their shards.
     experts = batch.tp[0] * batch.cp[0] * batch.dp[0] // (batch.etp[0] * batch.ep[0])
-    if batch.dp[0] * batch.cp[0] == 1 and (context.model.moe is None or experts == 1):
+    alone = batch.dp[0] * batch.cp[0] == 1 and (context.model.moe is None or experts == 1)
+    # Offloaded weights cross the host link whoever else holds them.
+    if alone and not batch.offload_parameters[0]:
         assert not {"exposed gradient traffic", "parameter and gradient traffic"} & found
 
 
@@ -132,7 +140,7 @@ def test_no_traffic_where_nothing_is_split(plan: tuple[CostContext, StrategyBatc
 @FEW
 def test_batch_of_many_equals_many_batches(name: str, plan: st.DataObject) -> None:
     """Rows do not influence each other."""
-    context, groups = everything(name, plan.draw(st.sampled_from(MODELS)))
+    context, groups = everything(name, plan.draw(st.sampled_from([m for backend, m in answered() if backend == name])))
     rng = np.random.default_rng(plan.draw(st.integers(0, 1000)))
     rows = [group.take(rng.integers(0, len(group), 2)) for group in groups[:4]]
     many = StrategyBatch.concatenate(rows)

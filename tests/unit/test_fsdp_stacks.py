@@ -10,7 +10,8 @@ import pytest
 from planner.accuracy.predict import predict
 from planner.accuracy.runs.interpret import Case, interpret
 from planner.accuracy.runs.settings import HostStates, host_states_of
-from planner.backends.stacks import ACTIVATIONS_TO_HOST, STACKS, Torchtitan, stack_named
+from planner.backends.stacks import ACTIVATIONS_TO_HOST, STACKS, stack_named
+from planner.backends.torchtitan import Torchtitan
 from planner.catalog import load_model
 from planner.cost.attention import attention_s
 from planner.cost.context import Work
@@ -60,7 +61,7 @@ def test_frameworks_have_their_stack(framework: str, stack: str) -> None:
         ({"compile": True}, "torchtitan-compiled"),
         ({"compile": True, "fp8": "float8-rowwise"}, "torchtitan-rowwise"),
         ({"compile": "aot_fx_trace"}, "torchtitan-traced"),
-        ({}, "torchtitan"),
+        ({}, "torchtitan-eager"),
     ],
 )
 def test_compilation_and_recipe_choose_the_torchtitan_stack(extra: dict[str, object], stack: str) -> None:
@@ -166,7 +167,7 @@ def test_fp8_casts_are_one_kernel_in_every_framework() -> None:
     """Eager elementwise kernels move more; the cast of a matrix input does not."""
     eager, fused = (
         step_of(question("llama-2-7b", machines("h100", 8), STACKS[name], precision="fp8")).layers[0]
-        for name in ("torchtitan", "torchtitan-compiled")
+        for name in ("torchtitan-eager", "torchtitan-compiled")
     )
     assert np.array_equal(eager.named("fp8 casts").forward, fused.named("fp8 casts").forward)
     assert eager.named("norms").forward[0] > 1.5 * fused.named("norms").forward[0]

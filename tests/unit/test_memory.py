@@ -92,7 +92,7 @@ def test_losses() -> None:
     aleph = STACKS["aleph-alpha"]
     assert loss_bytes_per_logit(aleph) == pytest.approx(14)
     assert loss_bytes_per_logit(aleph, tp=4) == pytest.approx(14 + 12)
-    torchtitan = STACKS["torchtitan"]
+    torchtitan = STACKS["torchtitan-eager"]
     assert loss_bytes_per_logit(torchtitan) == pytest.approx(12)
     assert loss_bytes_per_logit(torchtitan, tp=4) == pytest.approx((12 + 6) / 4)
 
@@ -136,7 +136,7 @@ def test_stated_number_formats() -> None:
 @pytest.mark.parametrize(("global_batch", "resident"), [(8, 12 / 8), (16, 16 / 8)])
 def test_gradients_of_a_single_micro_batch(global_batch: int, resident: float) -> None:
     """torchtitan frees gradients after the step: beside the loss they exist only where micro-batches accumulate."""
-    stack = STACKS["torchtitan"]
+    stack = STACKS["torchtitan-eager"]
     context = question(TOY, machines(gpus=8), stack, global_batch=global_batch)
     batch = strategy(context, zero_stage=3)
     held = stack.state_bytes(context.job, batch, batch.shard_degree)

@@ -8,7 +8,8 @@ import pytest
 
 from planner.accuracy.comparison.report import scored
 from planner.accuracy.predict import Prediction, cases_of, predict
-from planner.accuracy.runs.stated import degree, number, settings
+from planner.accuracy.runs.stated import settings
+from planner.specs.numbers import degree, number
 from tests.accuracy_records import measured_run
 
 ODD: dict[str, Any] = {

@@ -19,13 +19,13 @@ from planner.accuracy.runs.memory_layout import optimizer_instances
 from planner.accuracy.runs.settings import Recomputation, host_states_of, precision_of, recomputations_of, tuned
 from planner.accuracy.runs.skip import Skip
 from planner.accuracy.runs.stack import packed, stack_of
-from planner.accuracy.runs.stated import degree
 from planner.backends.base import Backend
 from planner.cost.context import CostContext
 from planner.specs.batch import SCHEDULES, StrategyBatch
 from planner.specs.job import LORA_RANK, Job, Task
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun, MemoryKind
 from planner.specs.model import ModelSpec
+from planner.specs.numbers import degree
 
 LARGEST_MICRO_BATCH = 8
 """Micro-batches tried where a source states none: 1, 2, 4, 8.  With a pipeline it is 1, as in 331 of the 367 public

@@ -6,24 +6,16 @@ and Megatron-Bridge have other defaults than Megatron-LM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from planner.accuracy.runs.stated import degree, number, settings
+from planner.accuracy.runs.stated import settings
+from planner.backends import megatron_arguments
 from planner.backends.base import Backend, StateFormat
-from planner.backends.megatron import (
-    GRADIENT_BYTES,
-    MASTER_BYTES,
-    OPTIMIZER_BYTES,
-    WEIGHT_BYTES,
-    native_loss_bytes,
-    te_loss_bytes,
-    unfused_loss_bytes,
-)
+from planner.backends.megatron import native_loss_bytes, te_loss_bytes, unfused_loss_bytes
 from planner.specs.job import Job, Precision
 from planner.specs.measurement import MeasuredConfiguration
 
-_MOMENT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp32": 4.0}
 _TORCH_SCORE_BYTES = 10.0
 """Plain attention: bf16 scores, masked scores and weights (2 each), fp32 softmax."""
 _MEGATRON_STACKS = ("megatron", "megatron-2021", "megatron-fsdp")
@@ -37,7 +29,7 @@ def memory_habits(run: MeasuredConfiguration, stack: Backend, precision: Precisi
         return {}
     changes: dict[str, Any] = {"loss_bytes_per_logit": _loss(run), "state_format": _state_format(run, precision)}
     if "args" in run.extra:
-        changes |= _by_arguments(settings(run, "args"))
+        changes |= megatron_arguments.kernel_habits(settings(run, "args"))
     return changes
 
 
@@ -52,29 +44,15 @@ def _by_kernel(kernel: str) -> dict[str, Any]:
 
 def optimizer_instances(run: MeasuredConfiguration) -> int:
     """Groups of replicas that each hold the whole optimizer (Megatron's partial distributed optimizer)."""
-    return degree(settings(run, "args").get("num-distributed-optimizer-instances")) or 1
-
-
-def _by_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Megatron-LM's own defaults where an argument is absent: unfused loss, dropout 0.1, fused accumulation."""
-    backend = arguments.get("attention-backend")
-    dropout = number(arguments.get("hidden-dropout"))
-    return {
-        "deterministic": bool(arguments.get("deterministic-mode")),
-        "transformer_engine": arguments.get("transformer-impl") != "local",
-        "attention_backend": backend if backend in ("flash", "fused", "unfused") else "auto",
-        "fused_activation": not arguments.get("no-bias-gelu-fusion", False),
-        "interleaving_group": degree(arguments.get("microbatch-group-size-per-virtual-pipeline-stage")),
-        "dropout": dropout is None or dropout > 0,
-        "fused_gradient_accumulation": not arguments.get("no-gradient-accumulation-fusion", False),
-    }
+    return megatron_arguments.optimizer_instances(settings(run, "args"))
 
 
 def _loss(run: MeasuredConfiguration) -> Callable[[Job], float]:
     """NeMo fuses the loss natively, Megatron-Bridge through Transformer Engine, Megatron-LM only when told to."""
-    arguments, framework = settings(run, "args"), (run.framework or "").lower()
-    if arguments.get("cross-entropy-loss-fusion"):
-        return te_loss_bytes if arguments.get("cross-entropy-fusion-impl") == "te" else native_loss_bytes
+    framework = (run.framework or "").lower()
+    stated = megatron_arguments.loss_function(settings(run, "args"))
+    if stated is not None:
+        return stated
     if framework.startswith("megatron-bridge") or run.extra.get("cross_entropy_fusion"):
         return te_loss_bytes
     return native_loss_bytes if framework.startswith("nemo") else unfused_loss_bytes
@@ -90,17 +68,9 @@ def _state_format(run: MeasuredConfiguration, precision: Precision) -> StateForm
     gather = arguments.get("fp8-param-gather") or extra.get("fp8_param_gather")
     if gather is None and precision == "fp8":
         gather = _recipe_framework(run)
-    weights, gradients, optimizer = WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision]
-    if _narrow_gradients(run):
-        gradients = 2.0
-    if _dtype(moments) and precision != "fp32":
-        optimizer = MASTER_BYTES + 2.0 * _MOMENT_BYTES[_dtype(moments)]
-    if gather is True:
-        # Only the two 8-bit copies are kept, not the 16-bit weight.
-        weights = 2.0
-    default = (WEIGHT_BYTES[precision], GRADIENT_BYTES[precision], OPTIMIZER_BYTES[precision])
-    changed = (weights, gradients, optimizer) != default
-    return StateFormat(weights, gradients, optimizer) if changed else None
+    return megatron_arguments.state_format(
+        precision, gradients_in_16_bits=_narrow_gradients(run), moments=moments, gathers_8_bits=gather
+    )
 
 
 def _narrow_gradients(run: MeasuredConfiguration) -> bool:
@@ -109,22 +79,12 @@ def _narrow_gradients(run: MeasuredConfiguration) -> bool:
     stated = recipe.get("ddp.grad_reduce_in_fp32")
     if str(stated) in ("True", "False"):
         return str(stated) == "False"
-    main = _dtype(extra.get("main_grads"))
+    main = megatron_arguments.dtype(extra.get("main_grads"))
     if main:
         return main != "fp32"
-    if arguments.get("grad-reduce-in-bf16"):
-        return True
-    return _recipe_framework(run)
+    return megatron_arguments.narrow_gradients(arguments) or _recipe_framework(run)
 
 
 def _recipe_framework(run: MeasuredConfiguration) -> bool:
     """Whether the run follows a recipe of NeMo or Megatron-Bridge."""
     return (run.framework or "").lower().startswith(("nemo", "megatron-bridge"))
-
-
-def _dtype(value: object) -> str:
-    """A number format as torch or a source spells it."""
-    words = str(value or "").lower().removeprefix("torch.")
-    return {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16", "uint8": "fp8"}.get(
-        words, words if words in _MOMENT_BYTES else ""
-    )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from planner.accuracy.runs.skip import Skip
-from planner.accuracy.runs.stated import number
 from planner.backends import megatron
 from planner.backends.base import NONE, Backend, RecomputeKind, Tensor
 from planner.backends.stacks import ACTIVATIONS_TO_HOST
@@ -16,6 +15,7 @@ from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredConfiguration
 from planner.specs.model import ModelSpec
+from planner.specs.numbers import number
 
 _UNSCALED: dict[str, Precision] = {
     "bf16": "bf16",

@@ -9,7 +9,8 @@ from planner.accuracy.runs.memory_layout import memory_habits
 from planner.accuracy.runs.stated import settings
 from planner.backends.base import Backend, NarrowRecipe
 from planner.backends.megatron import Megatron
-from planner.backends.stacks import FUSED_NORM_BYTES, STACKS, reduced_in_16_bits, stack_named
+from planner.backends.nanotron import FUSED_NORM_BYTES
+from planner.backends.stacks import STACKS, reduced_in_16_bits, stack_named
 from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
 from planner.specs.measurement import MeasuredConfiguration, MeasuredRun
@@ -51,7 +52,7 @@ def _variant(config: MeasuredConfiguration) -> tuple[Backend, bool]:
         stack = STACKS["megatron-fsdp"]
     if stack.name == "megatron" and config.flash_attention is False:
         stack = STACKS["megatron-2021"]
-    if stack.name == "torchtitan" and config.extra.get("compile") not in (None, False):
+    if stack.name == "torchtitan-eager" and config.extra.get("compile") not in (None, False):
         stack = STACKS[_compiled(config)]
     return stack, known
 

@@ -1,0 +1,162 @@
+"""Prints what was found about an existing configuration: verdict first, then what to change, then where figures rest.
+
+The numbers and sentences are those of the document."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.console import Console
+from rich.text import Text
+
+from planner.cli.bars import memory_lines, time_lines
+from planner.cli.console import stdout
+from planner.cli.output import assumption_lines, bullet, indented, notes, section, strategy_text
+from planner.specs.check import CheckFinding, CheckReport, Improvement
+from planner.units import counted, duration, gib, percent
+
+STYLES = {"error": "red", "warning": "yellow", "note": ""}
+MOST_UNREAD = 12
+
+
+def print_check(report: CheckReport) -> None:
+    """The whole check."""
+    console = stdout()
+    _head(console, report)
+    _findings(console, report)
+    _estimate(console, report)
+    _improvements(console, report)
+    _suggested(console, report)
+    _rest(console, report)
+    console.print(Text(f"\nNext: {_next(report)}", style="cyan"))
+
+
+def print_diagnosis(report: CheckReport) -> None:
+    """Measured against expected, then the causes in order."""
+    console = stdout()
+    _head(console, report)
+    told = report.diagnosis
+    if told is None:
+        return
+    low, high = told.expected_step_time_range_s
+    section(console, "Measured against expected")
+    indented(
+        console,
+        f"measured {duration(told.measured_step_time_s)} a step ({told.measured_tokens_per_s:,.0f} tokens/s), "
+        f"MFU {percent(told.mfu)}",
+    )
+    indented(
+        console,
+        f"expected of it {duration(told.expected_step_time_s)} a step ({duration(low)} to {duration(high)})",
+    )
+    verdict = "as expected" if told.as_expected else f"{told.slowdown:,.1f} times the expected time"
+    indented(console, verdict, "green" if told.as_expected else "yellow")
+    if told.causes:
+        section(console, "First causes to look at, in order")
+        for index, cause in enumerate(told.causes, start=1):
+            indented(console, f"{index}. {cause.message} [{cause.id}]")
+            if cause.hint:
+                indented(console, f"   {cause.hint}", "dim")
+    _improvements(console, report)
+    _rest(console, report)
+    console.print(Text("\nNext: correct the first cause and measure again", style="cyan"))
+
+
+def _head(console: Console, report: CheckReport) -> None:
+    files = ", ".join(report.files)
+    console.print(Text(f"{files}: {report.format}", style="bold"))
+    verdicts = [("legal", "green") if report.legal else ("NOT LEGAL", "bold red")]
+    if report.fits is not None:
+        verdicts.append(("fits", "green") if report.fits else ("DOES NOT FIT", "bold red"))
+    else:
+        verdicts.append(("not priced", "yellow"))
+    line = Text("  ")
+    for index, (word, style) in enumerate(verdicts):
+        line.append(", " if index else "").append(word, style=style)
+    console.print(line)
+    if report.plan is not None:
+        indented(console, strategy_text(report.plan))
+
+
+def _findings(console: Console, report: CheckReport) -> None:
+    if not report.findings:
+        return
+    section(console, counted(len(report.findings), "finding"))
+    for _, alike in groupby(report.findings, key=lambda finding: (finding.severity, finding.id, finding.hint)):
+        first, *others = alike
+        _finding(console, first)
+        if others:
+            indented(console, f"    also: {', '.join(other.where for other in others)}", "dim")
+
+
+def _finding(console: Console, finding: CheckFinding) -> None:
+    place = f"{finding.where}: " if finding.where else ""
+    bullet(console, f"{finding.severity}: {place}{finding.message} [{finding.id}]", STYLES[finding.severity])
+    for name, value in (("got", finding.got), ("allowed", finding.allowed), ("hint", finding.hint)):
+        if value:
+            indented(console, f"    {name}: {value}", "dim")
+
+
+def _estimate(console: Console, report: CheckReport) -> None:
+    if report.plan is None:
+        return
+    estimate = report.plan.estimate
+    low, high = estimate.step_time_range_s
+    section(console, f"Memory of a GPU (limit {gib(estimate.memory_limit_bytes)}), est.")
+    for line in memory_lines(estimate, console.width):
+        console.print(line)
+    section(
+        console,
+        f"Time of a step, est. {duration(estimate.step_time_s)} ({duration(low)} to {duration(high)}), "
+        f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {percent(estimate.mfu)}",
+    )
+    for line in time_lines(report.plan, console.width):
+        console.print(line)
+
+
+def _improvements(console: Console, report: CheckReport) -> None:
+    if not report.improvements:
+        return
+    section(console, "What helps most, each change by itself")
+    for change in report.improvements:
+        bullet(console, _told(change))
+
+
+def _told(change: Improvement) -> str:
+    estimate = change.plan.estimate
+    told = f"{'; '.join(change.change)}: {duration(estimate.step_time_s)} a step"
+    if change.step_time_change is not None:
+        word = "faster" if change.step_time_change < 0 else "slower"
+        told += f", {percent(abs(change.step_time_change))} {word}"
+    return told + f", {gib(estimate.peak_memory_bytes)}"
+
+
+def _suggested(console: Console, report: CheckReport) -> None:
+    plan = report.suggested
+    if plan is None:
+        return
+    section(console, f"Best plan of {plan.backend} for the same job")
+    indented(console, strategy_text(plan))
+    told = f"est. {duration(plan.estimate.step_time_s)} a step, {gib(plan.estimate.peak_memory_bytes)}"
+    if report.plan is not None:
+        gain = 1.0 - plan.estimate.step_time_s / report.plan.estimate.step_time_s
+        told += f"; {percent(abs(gain))} {'faster' if gain >= 0 else 'slower'} than the configuration"
+    indented(console, told)
+
+
+def _rest(console: Console, report: CheckReport) -> None:
+    more = len(report.unread) - MOST_UNREAD
+    unread = [*report.unread[:MOST_UNREAD], *([f"and {more} more (--json lists them)"] if more > 0 else [])]
+    notes(console, "Not taken into account", unread)
+    notes(console, "Warnings", report.warnings, style="yellow")
+    notes(console, "Assumed", assumption_lines(report.assumptions))
+
+
+def _next(report: CheckReport) -> str:
+    if not report.legal:
+        return "correct the errors above; the framework would refuse the file, or not do what it says"
+    if report.fits is None:
+        return "give what is missing above, then the file is priced too"
+    if not report.fits:
+        return "take one of the changes above, or --suggest for the best plan"
+    return "`planner render --from FILE --to FRAMEWORK` writes it for another framework; --suggest searches further"

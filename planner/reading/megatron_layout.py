@@ -1,0 +1,189 @@
+"""How Megatron-LM deals layers to pipeline stages, from the arguments that say so.
+
+Covers the layout string, counts of the first and last stage, embedding and loss counted as layers, and the even split
+(megatron/core/transformer/transformer_config.py and pipeline_parallel_layer_layout.py)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from planner.reading.configuration import Finding
+from planner.reading.megatron_flags import Stated
+
+_MAX_LAYOUT = 100_000
+"""Letters of an unrolled layout string; longer ones are not meant."""
+_CHUNK_FLAGS = (
+    "num-layers-per-virtual-pipeline-stage",
+    "num-virtual-stages-per-pipeline-rank",
+    "pipeline-model-parallel-layout",
+)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Chunks of a rank, and the layers of each virtual stage where they follow."""
+
+    vpp: int | None = None
+    layers: tuple[int, ...] | None = None
+
+
+def dealt(stated: Stated, layers: int | None, pp: int | None) -> Dealt:
+    """What the arguments say; findings where the layers do not divide."""
+    given = [name for name in _CHUNK_FLAGS if name in stated.values]
+    if len(given) > 1:
+        _refuse(
+            stated,
+            "virtual-stages-stated-twice",
+            "only one of " + ", ".join(f"--{name}" for name in given) + " may be given",
+            given,
+        )
+    layout = stated.text("pipeline-model-parallel-layout")
+    if layout is not None:
+        return _from_layout(stated, layout, layers, pp)
+    if pp is None:
+        return Dealt()
+    chunks = _chunks(stated, layers, pp)
+    if layers is None or chunks is None:
+        return Dealt(chunks)
+    return Dealt(chunks, _from_counts(stated, layers, pp, chunks))
+
+
+def _refuse(stated: Stated, name: str, message: str, flags: list[str], hint: str = "") -> None:
+    stated.note(Finding(id=name, severity="error", message=message, where=stated.place(*flags), hint=hint))
+
+
+def _from_layout(stated: Stated, text: str, layers: int | None, pp: int | None) -> Dealt:
+    stages = layout_stages(text)
+    flag = ["pipeline-model-parallel-layout"]
+    if stages is None:
+        stated.bad_value(flag[0], text, "letters E, t, m, L with | between stages")
+        return Dealt()
+    if pp is None or len(stages) % pp:
+        if pp is not None:
+            _refuse(
+                stated, "layout-stages", f"{len(stages)} stages in the layout % pp({pp}) = {len(stages) % pp}", flag
+            )
+        return Dealt()
+    counts = tuple(stage.count("t") for stage in stages)
+    if layers is not None and sum(counts) != layers:
+        _refuse(stated, "layers-assigned", f"the layout holds {sum(counts)} layers, the model has {layers}", flag)
+        return Dealt(len(stages) // pp)
+    return Dealt(len(stages) // pp, counts)
+
+
+def layout_stages(text: str) -> list[str] | None:
+    """The letters of each virtual stage; None where the text is no layout."""
+    text = text.replace(",", "").replace(" ", "")
+    for pattern in (r"\(([^()]+)\)\*(\d{1,5})", r"(.)\*(\d{1,5})"):
+        size = sum(len(part) * int(count) for part, count in re.findall(pattern, text))
+        if size > _MAX_LAYOUT:
+            return None
+        text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
+    return None if re.search(r"[^EtmL|]", text) or not text else text.split("|")
+
+
+def _outer(stated: Stated) -> tuple[int, int]:
+    """Places that embedding and loss take in the split."""
+    return (
+        int(bool(stated.switch("account-for-embedding-in-pipeline-split"))),
+        int(bool(stated.switch("account-for-loss-in-pipeline-split"))),
+    )
+
+
+def _chunks(stated: Stated, layers: int | None, pp: int) -> int | None:
+    """Virtual stages of a rank."""
+    logged = stated.integer("virtual-pipeline-model-parallel-size")
+    if logged is not None and not stated.values.get("num-layers-per-virtual-pipeline-stage"):
+        return logged
+    chunks = stated.integer("num-virtual-stages-per-pipeline-rank")
+    if chunks is not None:
+        return chunks
+    size = stated.integer("num-layers-per-virtual-pipeline-stage")
+    if size is None:
+        known = stated.complete and not any(name in stated.unresolved for name in _CHUNK_FLAGS)
+        # An excerpt of a log may leave it out; a single stage has one chunk.
+        return 1 if known or pp == 1 or not stated.places.keys() & set(_CHUNK_FLAGS) else None
+    if layers is None:
+        return None
+    total = layers + sum(_outer(stated))
+    if total % pp or (total // pp) % size:
+        _refuse(
+            stated,
+            "layers-over-virtual-stages",
+            f"{total} layers over pp({pp}) stages in virtual stages of {size} layers: "
+            + (f"{total} % {pp} = {total % pp}" if total % pp else f"{total // pp} % {size} = {total // pp % size}")
+            + ", must be 0",
+            ["num-layers-per-virtual-pipeline-stage"],
+            _chunk_hint(total, pp),
+        )
+        return None
+    return total // pp // size
+
+
+def _chunk_hint(total: int, pp: int) -> str:
+    if total % pp:
+        return "give --pipeline-model-parallel-layout, which takes any split"
+    rank = total // pp
+    sizes = ", ".join(str(size) for size in range(1, rank + 1) if rank % size == 0)
+    return f"a rank has {rank} layers: one of {sizes}"
+
+
+def _from_counts(stated: Stated, layers: int, pp: int, vpp: int) -> tuple[int, ...] | None:
+    """Layers of the virtual stages, dealt rank by rank in equal chunks."""
+    ranks = _rank_layers(stated, layers, pp)
+    if ranks is None:
+        return None
+    embedding, loss = _outer(stated)
+    uneven = next((count for count in ranks if count % vpp), None)
+    if uneven is not None:
+        _refuse(
+            stated,
+            "layers-over-virtual-stages",
+            f"{uneven} layers of a pipeline rank % {vpp} virtual stages = {uneven % vpp}, must be 0; layers would be "
+            "lost or the model refused when it is built",
+            ["num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"],
+            _chunk_hint(layers + embedding + loss, pp),
+        )
+        return None
+    dealt_layers = [ranks[rank] // vpp for _chunk in range(vpp) for rank in range(pp)]
+    dealt_layers[0] -= embedding
+    dealt_layers[-1] -= loss
+    return tuple(dealt_layers) if min(dealt_layers) >= 0 else None
+
+
+def _rank_layers(stated: Stated, layers: int, pp: int) -> list[int] | None:
+    """Places (layers, and embedding or loss where they count) of each pipeline rank."""
+    embedding, loss = _outer(stated)
+    first = stated.integer("decoder-first-pipeline-num-layers")
+    last = stated.integer("decoder-last-pipeline-num-layers")
+    flags = ["decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers", "pipeline-model-parallel-size"]
+    if first is None and last is None:
+        total = layers + embedding + loss
+        if total % pp:
+            _refuse(
+                stated,
+                "layers-over-stages",
+                f"{total} layers % pp({pp}) = {total % pp}, must be 0",
+                ["pipeline-model-parallel-size"],
+                "give --pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers for an uneven split",
+            )
+            return None
+        return [total // pp] * pp
+    if embedding or loss:
+        _refuse(
+            stated,
+            "uneven-split-stated-twice",
+            "counts of the first or last stage do not go with embedding or loss counted as layers",
+            flags,
+        )
+        return None
+    middle = pp - (first is not None) - (last is not None)
+    rest = layers - (first or 0) - (last or 0)
+    if rest < 0 or middle < 0 or bool(rest) != bool(middle) or (middle and rest % middle):
+        _refuse(
+            stated, "layers-over-stages", f"{rest} layers remain for {middle} stages between, must divide evenly", flags
+        )
+        return None
+    each = rest // middle if middle else 0
+    return [*([first] if first is not None else []), *[each] * middle, *([last] if last is not None else [])]

@@ -1,0 +1,1011 @@
+"""What a bash script would start, and with which words: arrays, strings, defaults and branches followed, nothing run.
+
+Covers the part of the language that launch scripts are written in; whatever depends on a command's output or on a
+variable that nobody sets stays marked in the words that it reaches, so that a reader can say which value is unknown."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from planner.errors import InputError
+
+_OPEN, _CLOSE = "\ue000", "\ue001"
+"""Around the name of a variable without a value, inside of texts (private-use characters, which no script holds)."""
+_UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SEPARATORS = frozenset({";", "\n", "&", "|", "&&", "||", ";;", "(", ")"})
+_DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_MAX_DEPTH = 40
+"""Nested expansions, sourced files and blocks; a script that goes deeper refers to itself."""
+_MAX_WORDS = 200_000
+"""Words of a script after expansion; more only come from a variable that doubles itself."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word after expansion."""
+
+    text: str
+    """With ``$NAME`` where a variable has no value."""
+    where: str
+    """``file:line`` of the place that wrote it."""
+    unset: tuple[str, ...] = ()
+    """Variables (or ``$(...)``) whose value is not known."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command as it would be started."""
+
+    words: tuple[Word, ...]
+    environment: Mapping[str, str]
+    """Exported variables and those written before the command; ``$NAME`` stands for what is not known."""
+
+
+@dataclass
+class Script:
+    """What became of a script."""
+
+    commands: list[Command] = field(default_factory=list)
+    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
+    """Arrays and strings, by name, in the order of their first assignment."""
+    directives: dict[str, str] = field(default_factory=dict)
+    """``#SBATCH`` options, hyphenated, without their dashes."""
+    missing: list[str] = field(default_factory=list)
+    """Sourced files that are not among those given, and blocks that were not followed, with their place."""
+    sourced: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Token:
+    raw: str
+    line: int
+    operator: bool = False
+
+
+def read_script(files: Mapping[str, str], name: str) -> Script:
+    """The script ``name`` of ``files``, with the files that it sources; InputError where its quotes do not close."""
+    machine = _Machine(files)
+    machine.file(name)
+    machine.script.arrays = {key: tuple(value) for key, value in machine.variables.items()}
+    return machine.script
+
+
+def entry_scripts(files: Mapping[str, str]) -> list[str]:
+    """The files that no other file sources or starts, in the order given."""
+    texts = {name: _without_comments(text) for name, text in files.items()}
+    named = {
+        name
+        for name in files
+        for other, text in texts.items()
+        if other != name and re.search(_mention(name), text, re.M)
+    }
+    return [name for name in files if name not in named] or list(files)
+
+
+def _mention(name: str) -> str:
+    return rf"(?:^|[\s/;'\"]){re.escape(posixpath.basename(name))}(?=$|[\s;'\")])"
+
+
+def _without_comments(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+
+
+# --- From text to raw words
+
+
+def _span(text: str, start: int, where: str) -> int:
+    """End of the quoted or substituted part that begins at ``start``."""
+    stack = [_closer(text, start)]
+    index = start + len(_opener(text, start))
+    while stack:
+        if index >= len(text):
+            raise InputError(
+                "a quote or bracket is opened and never closed",
+                where=where,
+                got=repr(text[start : start + 40]),
+                allowed=f"a closing {stack[-1]!r}",
+            )
+        closing, char = stack[-1], text[index]
+        if text.startswith(closing, index):
+            index += len(stack.pop())
+        elif closing == "'":
+            index += 1
+        elif char == "\\":
+            index += 2
+        elif _closer(text, index) and not (closing == '"' and char == "'"):
+            stack.append(_closer(text, index))
+            index += len(_opener(text, index))
+        elif closing == ")" and char == "(":
+            stack.append(")")
+            index += 1
+        else:
+            index += 1
+    return min(index, len(text))
+
+
+def _opener(text: str, index: int) -> str:
+    return next((opener for opener in _PAIRS if text.startswith(opener, index)), "")
+
+
+def _closer(text: str, index: int) -> str:
+    return _PAIRS.get(_opener(text, index), "")
+
+
+_PAIRS = {"$((": "))", "$(": ")", "${": "}", "'": "'", '"': '"', "`": "`"}
+
+
+def _tokens(text: str, file: str, first_line: int = 1) -> list[_Token]:
+    """Raw words and separators, comments and here-documents left out."""
+    return list(_Scanner(text, file, first_line).scan())
+
+
+class _Scanner:
+    def __init__(self, text: str, file: str, line: int) -> None:
+        self.text, self.file, self.line = text, file, line
+        self.index = 0
+        self.heredocs: list[str] = []
+        self.conditional = False
+
+    def scan(self) -> Iterator[_Token]:
+        text = self.text
+        while self.index < len(text):
+            char = text[self.index]
+            if char == "\n":
+                yield _Token("\n", self.line, True)
+                self._advance(1)
+                self._skip_heredocs()
+            elif char in " \t\r":
+                self.index += 1
+            elif text.startswith("\\\n", self.index) or text.startswith("\\\r\n", self.index):
+                self._advance(2 if text[self.index + 1] == "\n" else 3)
+            elif char == "#":
+                end = text.find("\n", self.index)
+                self.index = len(text) if end < 0 else end
+            elif not self.conditional and char in ";&|()<>":
+                yield from self._operator()
+            else:
+                yield self._word()
+
+    def _advance(self, count: int) -> str:
+        part = self.text[self.index : self.index + count]
+        self.line += part.count("\n")
+        self.index += count
+        return part
+
+    def _operator(self) -> Iterator[_Token]:
+        text, line = self.text, self.line
+        if text[self.index] in "<>" or text.startswith(("&>", "|&"), self.index):
+            yield from self._redirection()
+            return
+        two = text[self.index : self.index + 2]
+        yield _Token(self._advance(2 if two in ("&&", "||", ";;") else 1), line, True)
+
+    def _redirection(self) -> Iterator[_Token]:
+        """Drops the redirection with its target; a here-document is skipped at the end of the line."""
+        mark = re.compile(r"<<<|<<-?|&>>?|\|&|[<>]&|>>|>\||<>|[<>]").match(self.text, self.index)
+        self.index = mark.end() if mark else self.index + 1
+        kind = mark.group() if mark else ""
+        if kind == "|&":
+            yield _Token("|", self.line, True)
+            return
+        while self.index < len(self.text) and self.text[self.index] in " \t":
+            self.index += 1
+        if self.index < len(self.text) and self.text[self.index] not in "\n;&|":
+            if self.text.startswith(("<(", ">("), self.index):
+                self.index += 1
+            if self.text[self.index] == "(":
+                self._advance(_span("$" + self.text[self.index :], 0, f"{self.file}:{self.line}") - 1)
+                return
+            target = self._word().raw
+            if kind in ("<<", "<<-"):
+                self.heredocs.append(target.strip("'\"\\"))
+
+    def _skip_heredocs(self) -> None:
+        for delimiter in self.heredocs:
+            while self.index < len(self.text):
+                end = self.text.find("\n", self.index)
+                end = len(self.text) if end < 0 else end
+                line = self.text[self.index : end]
+                self._advance(end + 1 - self.index)
+                if line.strip() == delimiter:
+                    break
+        self.heredocs = []
+
+    def _word(self) -> _Token:
+        text, start, line = self.text, self.index, self.line
+        if self.conditional and text.startswith("]]", start):
+            self.conditional = False
+            return _Token(self._advance(2), line)
+        while self.index < len(text):
+            char = text[self.index]
+            if char in " \t\r\n" or (not self.conditional and char in ";&|<>)"):
+                break
+            if char == "(":
+                if not re.fullmatch(r"[A-Za-z_]\w*\+?=", text[start : self.index], re.ASCII):
+                    if self.conditional:
+                        self._advance(1)
+                        continue
+                    break
+                self._array()
+            elif char == "\\":
+                self._advance(2)
+            elif _closer(text, self.index):
+                self._advance(_span(text, self.index, f"{self.file}:{self.line}") - self.index)
+            else:
+                self._advance(1)
+        if self.index == start:
+            self._advance(1)
+        raw = text[start : self.index]
+        if raw == "[[":
+            self.conditional = True
+        if raw.isdigit() and self.index < len(text) and text[self.index] in "<>":
+            return _Token("", line)
+        return _Token(raw, line)
+
+    def _array(self) -> None:
+        """The elements of ``NAME=( ... )``, comments and line breaks included."""
+        opened = self.line
+        self._advance(1)
+        while self.index < len(self.text) and self.text[self.index] != ")":
+            char = self.text[self.index]
+            if char == "#" and self.text[self.index - 1] in " \t\n(":
+                end = self.text.find("\n", self.index)
+                self.index = len(self.text) if end < 0 else end
+            elif char == "\\":
+                self._advance(2)
+            elif _closer(self.text, self.index):
+                self._advance(_span(self.text, self.index, f"{self.file}:{self.line}") - self.index)
+            else:
+                self._advance(1)
+        if self.index >= len(self.text):
+            raise InputError(
+                "an array is opened and never closed", where=f"{self.file}:{opened}", got="'('", allowed="a closing ')'"
+            )
+        self._advance(1)
+
+
+# --- Following the script
+
+
+_Status = bool | None
+"""Whether a command succeeded; None where that is not known."""
+
+
+class _Machine:
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = files
+        self.script = Script()
+        self.variables: dict[str, list[Word]] = {}
+        self.exported: set[str] = set()
+        self.running: list[str] = []
+        self.written = 0
+
+    def file(self, name: str) -> None:
+        text = self.files[name]
+        for line in text.splitlines():
+            found = re.match(r"#SBATCH\s+(-\S+?)(?:[=\s]\s*(\S+))?\s*(?:#.*)?$", line)
+            if found:
+                self.script.directives.setdefault(found[1].lstrip("-").replace("_", "-"), found[2] or "")
+        self.running.append(name)
+        self.text(text, name)
+        self.running.pop()
+
+    def text(self, text: str, file: str, line: int = 1) -> None:
+        _Runner(self, _tokens(text, file, line), file).block(active=True)
+
+    def sourced(self, path: str) -> bool:
+        """Runs the file that ``path`` names if it is among those given."""
+        wanted = posixpath.normpath(path)
+        same = [n for n in self.files if posixpath.normpath(n) == wanted]
+        same = same or [n for n in self.files if posixpath.basename(n) == posixpath.basename(wanted)]
+        if not same or same[0] in self.running or len(self.running) > _MAX_DEPTH:
+            return False
+        self.script.sourced.add(same[0])
+        self.file(same[0])
+        return True
+
+    def assign(self, name: str, words: list[Word], *, add: bool, array: bool) -> None:
+        old = self.variables.get(name, []) if add else []
+        if old and not array:
+            last = words[0] if words else Word("", old[-1].where)
+            words = [*old[:-1], Word(old[-1].text + last.text, last.where, old[-1].unset + last.unset)]
+        elif add:
+            words = [*old, *words]
+        self.written += len(words)
+        if self.written > _MAX_WORDS or sum(len(word.text) for word in words) > 50 * _MAX_WORDS:
+            raise InputError("the script expands without end", where=words[0].where if words else name, got=name)
+        self.variables[name] = words
+
+    def environment(self) -> dict[str, str]:
+        """Exported variables that have a value."""
+        names = sorted(self.exported & set(self.variables))
+        return {name: shown(" ".join(word.text for word in self.variables[name])) for name in names}
+
+    # --- Expansion
+
+    def expand(self, token: _Token, file: str, depth: int = 0) -> list[Word]:
+        """The words that a raw word becomes."""
+        if depth > _MAX_DEPTH:
+            raise InputError("expansions are nested too deeply", where=f"{file}:{token.line}", got=token.raw[:40])
+        return _Expansion(self, file, token.line, depth).words(token.raw)
+
+    def joined(self, raw: str, file: str, line: int, depth: int = 0) -> Word:
+        """A raw word as one word, not split (the value of an assignment)."""
+        found = _Expansion(self, file, line, depth, split=False).words(raw)
+        text = " ".join(word.text for word in found)
+        return Word(text, found[0].where if len(found) == 1 else f"{file}:{line}", _names(text))
+
+
+def shown(text: str) -> str:
+    """``text`` with ``$NAME`` where a value is not known."""
+    return _UNKNOWN.sub(lambda found: "$" + found[1], text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_UNKNOWN.findall(text)))
+
+
+def _mark(name: str) -> str:
+    return f"{_OPEN}{name}{_CLOSE}"
+
+
+class _Expansion:
+    """One raw word on its way to the words that it becomes."""
+
+    def __init__(self, machine: _Machine, file: str, line: int, depth: int, *, split: bool = True) -> None:
+        self.machine, self.file, self.line, self.depth, self.split = machine, file, line, depth, split
+        self.found: list[Word] = []
+        self.current: str | None = None
+        self.place = f"{file}:{line}"
+
+    def words(self, raw: str) -> list[Word]:
+        self._part(raw, quoted=False)
+        self._close()
+        return self.found
+
+    def _add(self, text: str, place: str = "") -> None:
+        if not self.current and place:
+            self.place = place
+        self.current = (self.current or "") + text
+
+    def _close(self) -> None:
+        if self.current is not None:
+            self.found.append(Word(self.current, self.place, _names(self.current)))
+        self.current, self.place = None, f"{self.file}:{self.line}"
+
+    def _part(self, raw: str, *, quoted: bool) -> None:
+        index = 0
+        while index < len(raw):
+            char = raw[index]
+            if char == "\\" and index + 1 < len(raw):
+                after = raw[index + 1]
+                if after != "\n":
+                    self._add(after if not quoted or after in '$`"\\' else char + after)
+                index += 2
+            elif char == "'" and not quoted:
+                end = _span(raw, index, self.place)
+                self._add(raw[index + 1 : end - 1])
+                index = end
+            elif char == '"':
+                end = _span(raw, index, self.place)
+                self._add("")
+                self._part(raw[index + 1 : end - 1], quoted=True)
+                index = end
+            elif char in "$`":
+                index = self._dollar(raw, index, quoted)
+            else:
+                self._add(char)
+                index += 1
+
+    def _dollar(self, raw: str, index: int, quoted: bool) -> int:
+        opener = _opener(raw, index)
+        if opener in ("$((", "$(", "`", "${"):
+            end = _span(raw, index, self.place)
+            inside = raw[index + len(opener) : end - len(_PAIRS[opener])]
+            if opener == "$((":
+                self._value([Word(self._arithmetic(inside), "")], quoted)
+            elif opener == "${":
+                self._parameter(inside, quoted)
+            else:
+                self._add(_mark(f"({inside.strip()[:60]})"))
+            return end
+        name = _NAME.match(raw, index + 1)
+        if name:
+            self._parameter(name.group(), quoted)
+            return name.end()
+        special = raw[index + 1 : index + 2]
+        if special in ("@", "*"):
+            # The words that the caller adds are not known, and usually none.
+            if quoted and self.current == "":
+                self.current = None
+            return index + 2
+        if special and (special.isdigit() or special in "#?$!-"):
+            self._add(_mark(special))
+            return index + 2
+        self._add(raw[index])
+        return index + 1
+
+    def _arithmetic(self, text: str) -> str:
+        inner = _Expansion(self.machine, self.file, self.line, self.depth + 1, split=False).words(text)
+        plain = " ".join(word.text for word in inner)
+        plain = _NAME.sub(lambda found: self._number(found.group()), plain) if not _names(plain) else plain
+        value = None if _names(plain) else integer_value(plain)
+        return str(value) if value is not None else _mark(f"(({text.strip()[:60]}))")
+
+    def _number(self, name: str) -> str:
+        value = self.machine.variables.get(name)
+        return value[0].text if value and value[0].text else _mark(name)
+
+    def _parameter(self, inside: str, quoted: bool) -> None:
+        found = re.match(r"(!?)([A-Za-z_]\w*|[@*#?0-9])(\[[^]]*\])?", inside, re.ASCII)
+        if not found or found[1] or inside.startswith("#"):
+            self._add(_mark("{" + inside[:60] + "}"))
+            return
+        name, index, rest = found[2], found[3] or "", inside[found.end() :]
+        if name in "@*":
+            return
+        value = self._indexed(self.machine.variables.get(name), index)
+        operation = re.match(r":?[-=?+]", rest)
+        if operation:
+            self._defaulted(name, value, operation.group(), rest[operation.end() :], quoted)
+        elif rest:
+            self._add(_mark("{" + inside[:60] + "}"))
+        elif value is None:
+            self._unknown(name, index)
+        else:
+            self._value(value, quoted, array=index in ("[@]", "[*]"))
+
+    def _unknown(self, name: str, index: str) -> None:
+        if index in ("[@]", "[*]"):
+            # An array that nobody fills adds no words.
+            if self.current == "":
+                self.current = None
+            return
+        self._add(_mark(name))
+
+    def _indexed(self, value: list[Word] | None, index: str) -> list[Word] | None:
+        if value is None or index in ("[@]", "[*]"):
+            return value
+        position = int(index[1:-1]) if re.fullmatch(r"\[\d+\]", index) else 0
+        return value[position : position + 1]
+
+    def _defaulted(self, name: str, value: list[Word] | None, operation: str, text: str, quoted: bool) -> None:
+        """``${NAME:-text}`` and its relatives; a variable without a value takes the text."""
+        empty = value is None or (":" in operation and not any(word.text for word in value))
+        if operation.endswith("+"):
+            if not empty:
+                self._deeper(text, quoted)
+        elif not empty:
+            self._value(value or [], quoted)
+        elif operation.endswith("?"):
+            self._add(_mark(name))
+        else:
+            if self.depth > _MAX_DEPTH:
+                raise InputError("expansions are nested too deeply", where=self.place, got=text[:40])
+            self._deeper(text, quoted)
+            if operation.endswith("="):
+                inner = self.machine.joined(text, self.file, self.line, self.depth + 1)
+                self.machine.variables[name] = [inner]
+
+    def _deeper(self, text: str, quoted: bool) -> None:
+        inner = _Expansion(self.machine, self.file, self.line, self.depth + 1, split=self.split and not quoted)
+        self._value(inner.words(text), quoted=True)
+
+    def _value(self, words: list[Word], quoted: bool, *, array: bool = False) -> None:
+        """Adds the words of a variable: each its own where an array is spread, split at spaces where not quoted."""
+        if array and self.split:
+            for position, word in enumerate(words):
+                if position:
+                    self._close()
+                self._fields(word, quoted)
+            if not words and self.current == "":
+                self.current = None
+            return
+        for position, word in enumerate(words[: None if array or quoted else 1]):
+            if position:
+                self._add(" ") if not self.split else self._close()
+            self._fields(word, quoted)
+
+    def _fields(self, word: Word, quoted: bool) -> None:
+        if quoted or not self.split:
+            self._add(word.text, word.where)
+            return
+        pieces = re.split(r"[ \t\n]+", word.text)
+        for position, piece in enumerate(pieces):
+            if position:
+                self._close()
+            if piece:
+                self._add(piece, word.where)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def integer_value(text: str) -> int | None:
+    """The value of a shell arithmetic expression of numbers; None where it is none or anything else than
+    ``+ - * / %`` stands in it."""
+    if len(text) > 200:
+        return None
+    try:
+        return _evaluated(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return None
+
+
+def _evaluated(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        value = node.value
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = -_evaluated(node.operand)
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        value = _OPERATORS[type(node.op)](_evaluated(node.left), _evaluated(node.right))
+    else:
+        raise ValueError("no plain arithmetic")
+    if abs(value) > 10**18:
+        raise ValueError("too large")
+    return value
+
+
+class _Runner:
+    """Follows the tokens of one text, statement by statement."""
+
+    def __init__(self, machine: _Machine, tokens: list[_Token], file: str) -> None:
+        self.machine, self.tokens, self.file = machine, tokens, file
+        self.index = 0
+        self.depth = 0
+
+    def block(self, *, active: bool, until: frozenset[str] = frozenset()) -> str:
+        """Runs (or skips) statements up to one of the words ``until``, which it returns."""
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise InputError("blocks are nested too deeply", where=self._here(), got="a nested block")
+        status: _Status = True
+        follow = True
+        while self.index < len(self.tokens):
+            token = self.tokens[self.index]
+            if token.operator:
+                self.index += 1
+                follow = {"&&": status is True, "||": status is False}.get(token.raw, True)
+                continue
+            if token.raw in until:
+                self.index += 1
+                self.depth -= 1
+                return token.raw
+            status = self._statement(active=active and follow)
+        self.depth -= 1
+        return ""
+
+    def _here(self) -> str:
+        last = min(self.index, len(self.tokens) - 1)
+        return f"{self.file}:{self.tokens[last].line}" if self.tokens else self.file
+
+    def _statement(self, *, active: bool) -> _Status:
+        word = self.tokens[self.index].raw
+        blocks = {"if": self._if, "for": self._for, "while": self._loop, "until": self._loop, "case": self._case}
+        if word in blocks:
+            self.index += 1
+            blocks[word](active)
+            return True
+        if word in ("{", "}", "then", "do", "done", "fi", "else", "esac", "time"):
+            self.index += 1
+            return True
+        if word == "!":
+            self.index += 1
+            status = self._statement(active=active) if self.index < len(self.tokens) else None
+            return None if status is None else not status
+        return self._simple(active)
+
+    def _condition(self, active: bool) -> _Status:
+        """The status of the commands between ``if`` and ``then``."""
+        status: _Status = None
+        joined = ""
+        while self.index < len(self.tokens) and self.tokens[self.index].raw != "then":
+            token = self.tokens[self.index]
+            if token.operator:
+                joined = token.raw if token.raw in ("&&", "||") else joined
+                self.index += 1
+                continue
+            found = self._statement(active=active)
+            status = _combined(status, found, joined)
+            joined = ""
+        self.index += 1
+        return status
+
+    def _if(self, active: bool) -> None:
+        taken = False
+        while True:
+            holds = self._condition(active and not taken) is True and not taken
+            ended = self.block(active=active and holds, until=frozenset({"elif", "else", "fi"}))
+            taken = taken or holds
+            if ended == "else":
+                self.block(active=active and not taken, until=frozenset({"fi"}))
+            if ended != "elif":
+                return
+
+    def _words_until(self, stops: frozenset[str]) -> list[_Token]:
+        words = []
+        while self.index < len(self.tokens) and self.tokens[self.index].raw not in stops:
+            if not self.tokens[self.index].operator:
+                words.append(self.tokens[self.index])
+            self.index += 1
+        self.index += 1
+        return words
+
+    def _for(self, active: bool) -> None:
+        """A loop over words runs once, with the first of them."""
+        head = self._words_until(frozenset({"do"}))
+        if active and len(head) > 2 and head[1].raw == "in":
+            first = [word for token in head[2:] for word in self.machine.expand(token, self.file)]
+            self.machine.variables[head[0].raw] = first[:1]
+            self.machine.script.missing.append(f"{self.file}:{head[0].line} (a loop, followed once)")
+        self.block(active=active, until=frozenset({"done"}))
+
+    def _loop(self, active: bool) -> None:
+        if active:
+            self.machine.script.missing.append(f"{self._here()} (a loop)")
+        self._words_until(frozenset({"do"}))
+        self.block(active=False, until=frozenset({"done"}))
+
+    def _case(self, active: bool) -> None:
+        if active:
+            self.machine.script.missing.append(f"{self._here()} (a case block)")
+        depth = 1
+        while self.index < len(self.tokens) and depth:
+            raw = self.tokens[self.index].raw
+            depth += (raw == "case") - (raw == "esac")
+            self.index += 1
+
+    def _simple(self, active: bool) -> _Status:
+        """One simple command: assignments, a test, a sourced file, or something that would be started."""
+        tokens = []
+        conditional = self.tokens[self.index].raw == "[["
+        while self.index < len(self.tokens):
+            token = self.tokens[self.index]
+            if token.operator and token.raw in _SEPARATORS:
+                break
+            self.index += 1
+            if token.raw:
+                tokens.append(token)
+            if conditional and token.raw == "]]":
+                break
+        if self._function(tokens):
+            return True
+        return self._command(tokens) if active and tokens else None
+
+    def _function(self, tokens: list[_Token]) -> bool:
+        """``name() {``: the body is followed in place."""
+        nexts = [token.raw for token in self.tokens[self.index : self.index + 2]]
+        if len(tokens) == 1 and nexts == ["(", ")"]:
+            self.index += 2
+            return True
+        return bool(tokens) and tokens[0].raw == "function"
+
+    def _command(self, tokens: list[_Token]) -> _Status:
+        first = tokens[0].raw
+        if first == "[[" or first in ("[", "test"):
+            return self._test(tokens)
+        before: dict[str, str] = {}
+        while tokens and _ASSIGNMENT.match(tokens[0].raw):
+            name, word = self._assignment(tokens[0], keep=len(tokens) == 1)
+            before[name] = word
+            tokens = tokens[1:]
+            while len(tokens) > 1 and _ASSIGNMENT.match(tokens[0].raw) and not _has_command(tokens):
+                name, word = self._assignment(tokens[0], keep=True)
+                tokens = tokens[1:]
+        if not tokens:
+            return True
+        if not _has_command(tokens) and _ASSIGNMENT.match(tokens[0].raw):
+            self._assignment(tokens[0], keep=True)
+            return True
+        return self._started(tokens, before)
+
+    def _assignment(self, token: _Token, *, keep: bool) -> tuple[str, str]:
+        found = _ASSIGNMENT.match(token.raw)
+        if found is None:
+            return "", ""
+        name, add, raw = found[1], bool(found[3]), token.raw[found.end() :]
+        array = raw.startswith("(") and raw.endswith(")")
+        if array:
+            words = [
+                word
+                for inner in _tokens(raw[1:-1], self.file, token.line)
+                if not inner.operator
+                for word in self.machine.expand(inner, self.file)
+            ]
+        else:
+            words = [self.machine.joined(raw, self.file, token.line)]
+        if keep:
+            self.machine.assign(name, words, add=add, array=array)
+        return name, shown(" ".join(word.text for word in words))
+
+    def _started(self, tokens: list[_Token], before: dict[str, str]) -> _Status:
+        machine, first = self.machine, tokens[0].raw
+        if first in _DECLARING:
+            self._declared(tokens)
+            return True
+        words = [word for token in tokens for word in machine.expand(token, self.file)]
+        if not words:
+            return True
+        if words[0].text in ("source", ".") and len(words) > 1:
+            if not machine.sourced(words[1].text):
+                machine.script.missing.append(f"{words[0].where} (source {shown(words[1].text)})")
+            return True
+        if words[0].text == "unset":
+            for word in words[1:]:
+                machine.variables.pop(word.text, None)
+            return True
+        if words[0].text in ("set", "cd", "echo", "mkdir", "printf", "true", ":", "module", "ulimit", "sleep", "wait"):
+            return True
+        if words[0].text == "false":
+            return False
+        self._recorded(words, before)
+        return True
+
+    def _declared(self, tokens: list[_Token]) -> None:
+        for token in tokens[1:]:
+            found = _ASSIGNMENT.match(token.raw)
+            if found:
+                self._assignment(token, keep=True)
+            if tokens[0].raw == "export" or tokens[1].raw in ("-x", "-gx", "-xg"):
+                self.machine.exported.add(found[1] if found else token.raw)
+
+    def _recorded(self, words: list[Word], before: dict[str, str]) -> None:
+        """Keeps the command, or follows the script or text that a shell is started with."""
+        machine = self.machine
+        inner = _shell_call(words)
+        if inner is not None:
+            kind, word = inner
+            if kind == "text" and len(machine.running) <= _MAX_DEPTH:
+                machine.running.append("")
+                file, _, line = word.where.rpartition(":")
+                machine.text(word.text, file, int(line) if line.isdigit() else 1)
+                machine.running.pop()
+                return
+            if kind == "file" and machine.sourced(word.text):
+                return
+        shown_words = tuple(Word(shown(word.text), word.where, word.unset) for word in words)
+        machine.script.commands.append(Command(shown_words, {**machine.environment(), **before}))
+
+    # --- Tests
+
+    def _test(self, tokens: list[_Token]) -> _Status:
+        return _tested([self._operand(token) for token in tokens[1:] if token.raw not in ("]", "]]")])
+
+    def _operand(self, token: _Token) -> str:
+        if token.raw in ("&&", "||", "!", "(", ")", "==", "=", "!=", "<", ">", "=~") or token.raw.startswith("-"):
+            return token.raw
+        return self.machine.joined(token.raw, self.file, token.line).text
+
+
+def _has_command(tokens: list[_Token]) -> bool:
+    """Whether something other than assignments follows on the line."""
+    return any(not _ASSIGNMENT.match(token.raw) for token in tokens)
+
+
+def _combined(first: _Status, second: _Status, joined: str) -> _Status:
+    if joined == "&&":
+        return first is True and second is True
+    if joined == "||":
+        return first is True or second is True
+    return second
+
+
+_UNARY = ("-n", "-z", "-f", "-d", "-e", "-s", "-r", "-w", "-x", "-v")
+_NUMERIC: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+
+
+def _tested(parts: list[str]) -> _Status:
+    """A test's outcome where no variable is set that the script does not set itself."""
+    for joiner in ("||", "&&"):
+        if joiner in parts:
+            place = parts.index(joiner)
+            return _combined(_tested(parts[:place]), _tested(parts[place + 1 :]), joiner)
+    if parts[:1] == ["!"]:
+        inner = _tested(parts[1:])
+        return None if inner is None else not inner
+    if len(parts) == 2 and parts[0] in _UNARY:
+        text = _UNKNOWN.sub("", parts[1])
+        # Files of the machine it runs on are not looked for.
+        return {"-n": text != "", "-z": text == ""}.get(parts[0], False)
+    if len(parts) == 1:
+        return _UNKNOWN.sub("", parts[0]) != ""
+    return _compared(parts) if len(parts) == 3 else None
+
+
+def _compared(parts: list[str]) -> _Status:
+    left, sign, right = _UNKNOWN.sub("", parts[0]), parts[1], _UNKNOWN.sub("", parts[2])
+    if sign in ("=", "=="):
+        return left == right
+    if sign == "!=":
+        return left != right
+    if sign in _NUMERIC:
+        one, other = integer_value(left or "0"), integer_value(right or "0")
+        return None if one is None or other is None else _NUMERIC[sign](one, other)
+    return None
+
+
+def _shell_call(words: list[Word]) -> tuple[str, Word] | None:
+    """The text of ``bash -c TEXT`` (also behind srun and exec), of ``eval TEXT``, or the file of ``bash FILE``."""
+    if words[0].text == "eval" and len(words) > 1:
+        return "text", Word(" ".join(word.text for word in words[1:]), words[1].where)
+    for position, word in enumerate(words):
+        if posixpath.basename(word.text) in ("bash", "sh"):
+            rest = words[position + 1 :]
+            flags = [other for other in rest if re.fullmatch(r"-[a-z]*c", other.text)]
+            if flags and flags[0] is not rest[-1]:
+                return "text", rest[rest.index(flags[0]) + 1]
+            named = next((other for other in rest if not other.text.startswith("-")), None)
+            return ("file", named) if named else None
+    plain = next((word for word in words if word.text not in ("exec", "nohup", "sudo")), None)
+    return ("file", plain) if plain is not None and plain.text.endswith((".sh", ".bash")) else None
+
+
+# --- Launchers
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A training script that a launcher starts."""
+
+    script: Word | None
+    """Path, or module after ``-m``; None where only arguments stand there."""
+    arguments: tuple[Word, ...]
+    environment: Mapping[str, str]
+    options: Mapping[str, Word]
+    """Options of the launcher, hyphenated and without dashes."""
+    launcher: str
+    """torchrun, srun, mpirun, deepspeed, accelerate, python, or nothing."""
+    nodes: int | None = None
+    per_node: int | None = None
+    processes: int | None = None
+    """All processes, where that is what the launcher is told."""
+
+    @property
+    def gpus(self) -> int | None:
+        """One GPU a process."""
+        if self.processes is not None:
+            return self.processes
+        return None if self.nodes is None or self.per_node is None else self.nodes * self.per_node
+
+
+_SWITCHES = frozenset(
+    {"standalone", "no-python", "module", "m", "run-path", "exclusive", "label", "l", "u", "use-env", "multi-gpu"}
+    | {"allow-run-as-root", "no-local-rank", "overlap", "unbuffered", "use-deepspeed", "use-fsdp", "bind-to-none"}
+)
+"""Launcher options that take no value."""
+_LAUNCHERS = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
+}
+_NODE_OPTIONS = ("nnodes", "num-nodes", "nodes", "N", "num-machines")
+_LOCAL_OPTIONS = ("nproc-per-node", "ntasks-per-node", "gpus-per-node", "num-gpus", "npernode")
+_TOTAL_OPTIONS = ("ntasks", "n", "np", "num-processes")
+
+
+def launches(script: Script) -> list[Launch]:
+    """Every command of a script that starts Python, with the launchers around it."""
+    return [found for command in script.commands if (found := _launch(command, script.directives)) is not None]
+
+
+def _launch(command: Command, directives: Mapping[str, str]) -> Launch | None:
+    words = list(command.words)
+    place = next((i for i, word in enumerate(words) if _is_start(word.text)), None)
+    if place is None:
+        return None
+    outer, _, _ = _options(words[:place])
+    start = posixpath.basename(words[place].text)
+    rest = words[place + 1 :]
+    launcher = "python"
+    options: dict[str, Word] = {}
+    if start in _LAUNCHERS:
+        launcher = _LAUNCHERS[start]
+        rest = rest[1:] if start == "accelerate" else rest
+    elif not start.endswith(".py"):
+        rest, module = _python_module(rest)
+        launcher = _LAUNCHERS.get(module, "python")
+    else:
+        rest = words[place:]
+    if launcher != "python":
+        options, rest, _ = _options(rest)
+    target, arguments = _target(rest)
+    given = {**{key: Word(text, "#SBATCH") for key, text in directives.items()}, **outer, **options}
+    inside = launcher if launcher != "python" or place == 0 else posixpath.basename(words[0].text)
+    return Launch(
+        target,
+        tuple(arguments),
+        command.environment,
+        options or outer,
+        inside,
+        _count(given, _NODE_OPTIONS) or (1 if "standalone" in options else None),
+        _count(options or given, _LOCAL_OPTIONS),
+        None if launcher == "torchrun" else _count(given, _TOTAL_OPTIONS),
+    )
+
+
+def _is_start(text: str) -> bool:
+    name = posixpath.basename(text)
+    return name in _LAUNCHERS or re.fullmatch(r"python[\d.]*", name) is not None or name.endswith(".py")
+
+
+def _python_module(words: list[Word]) -> tuple[list[Word], str]:
+    """What follows ``python``, and the launcher module that it runs, if it does."""
+    index = 0
+    while index < len(words) and re.fullmatch(r"-[uBOIsSE]+", words[index].text):
+        index += 1
+    if index + 1 < len(words) and words[index].text == "-m" and words[index + 1].text in _LAUNCHERS:
+        return words[index + 2 :], words[index + 1].text
+    return words[index:], ""
+
+
+def _target(words: list[Word]) -> tuple[Word | None, list[Word]]:
+    if words and words[0].text in ("-m", "--module") and len(words) > 1:
+        return words[1], words[2:]
+    if words and not words[0].text.startswith("-"):
+        return words[0], words[1:]
+    return None, words
+
+
+def _options(words: list[Word]) -> tuple[dict[str, Word], list[Word], int]:
+    """Options of a launcher up to the first word that is neither an option nor its value."""
+    options: dict[str, Word] = {}
+    index = 0
+    while index < len(words):
+        text = words[index].text
+        if not text.startswith("-"):
+            if index == 0 or words[0] is words[index]:
+                break
+            if posixpath.basename(words[0].text) in ("srun", "mpirun", "mpiexec", "env", "exec"):
+                index += 1
+                continue
+            break
+        name, equals, value = text.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if name in ("m", "module"):
+            break
+        if equals:
+            options[name] = Word(value, words[index].where, words[index].unset)
+        elif name in _SWITCHES or index + 1 >= len(words):
+            options[name] = Word("", words[index].where)
+        else:
+            index += 1
+            options[name] = words[index]
+        index += 1
+    if words and posixpath.basename(words[0].text) in ("srun", "mpirun", "mpiexec", "exec", "env"):
+        inner, _, _ = _options(words[1:])
+        options = {**options, **inner}
+    return options, words[index:], index
+
+
+def _count(options: Mapping[str, Word], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if name in options:
+            text = options[name].text
+            # torchrun takes a range of nodes: the last is what the job is sized for.
+            number = text.rpartition(":")[2]
+            if number.isdigit() and len(number) < 7:
+                return int(number)
+    return None

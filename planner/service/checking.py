@@ -1,0 +1,310 @@
+"""An existing configuration put to the test: legal, fitting, fast, silently wrong, and what would help most.
+
+Rules, estimate and search are those of plans; only what the file says differently from a plan is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from planner.backends import get_backend
+from planner.backends.base import RuleContext
+from planner.cost.context import CostContext
+from planner.cost.estimate import estimate as cost_estimate
+from planner.cost.params import total_params
+from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.reading import Configuration, Finding
+from planner.service.advice import improvements
+from planner.service.clusters import resolve_cluster
+from planner.service.completion import Completed, complete, replicas, stated_gpus
+from planner.service.configurations import load_configuration
+from planner.service.jobs import resolve_job
+from planner.service.lints import lints
+from planner.service.models import PARAMS_TOLERANCE, resolve_model
+from planner.service.profiles import context_of, profile_assumption, profile_for
+from planner.service.requests import ClusterInput, JobInput, Progress
+from planner.service.searching import search_backends
+from planner.specs.check import CheckFinding, CheckReport, Improvement
+from planner.specs.cluster import Cluster
+from planner.specs.convert import to_strategy
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.plan import Assumption, Plan, Request
+from planner.specs.profile import Profile
+from planner.units import count
+from planner.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest:
+    """What is asked about a configuration; options win over the file."""
+
+    paths: tuple[Path, ...]
+    reader: str | None = None
+    """Name of the format; None: recognised."""
+    model: str | None = None
+    cluster: ClusterInput = field(default_factory=ClusterInput)
+    job: JobInput = field(default_factory=JobInput)
+    profile: Path | None = None
+    suggest: bool = False
+    """Search for the best plan of the same framework, too."""
+    advise: bool = True
+    """Try single changes."""
+
+
+@dataclass
+class Checked:
+    """A configuration with everything that could be worked out about it."""
+
+    configuration: Configuration
+    files: tuple[str, ...]
+    findings: list[Finding] = field(default_factory=list)
+    assumptions: list[Assumption] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    model: ModelSpec | None = None
+    cluster: Cluster | None = None
+    profile: Profile | None = None
+    completed: Completed | None = None
+    context: CostContext | None = None
+    """With the backend as the file runs it."""
+    plan: Plan | None = None
+
+    @property
+    def legal(self) -> bool:
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def request(self) -> Request | None:
+        if self.model is None or self.cluster is None or self.completed is None:
+            return None
+        return Request(
+            model=self.model,
+            cluster=self.cluster,
+            job=self.completed.job,
+            backend=self.configuration.backend,
+            profile=self.profile,
+        )
+
+
+def check(asked: CheckRequest, progress: Progress | None = None) -> CheckReport:
+    """Everything that can be said of the configuration; InputError only where it cannot be read at all."""
+    found = examine(asked)
+    changes: tuple[Improvement, ...] = ()
+    suggested: Plan | None = None
+    if found.context is not None and found.completed is not None and found.completed.batch is not None and asked.advise:
+        if progress:
+            progress("trying single changes")
+        strategy = to_strategy(found.completed.batch, 0, found.context.recompute_kinds, found.completed.job)
+        changes = improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
+        found.findings += lints(found.context, strategy, found.plan, changes)
+    if asked.suggest:
+        suggested = _suggested(found, progress)
+    return report(found, changes, suggested)
+
+
+def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan | None = None) -> CheckReport:
+    """The document of what was found."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    return CheckReport(
+        planner_version=__version__,
+        files=found.files,
+        format=found.configuration.format,
+        backend=found.configuration.backend,
+        legal=found.legal,
+        fits=None if found.plan is None else found.plan.estimate.fits,
+        findings=tuple(
+            CheckFinding(
+                id=each.id,
+                severity=each.severity,
+                message=each.message,
+                where=each.where,
+                got=each.got,
+                allowed=each.allowed,
+                hint=each.hint,
+            )
+            for each in sorted(found.findings, key=lambda each: order[each.severity])
+        ),
+        unread=found.configuration.unread,
+        assumptions=tuple(found.assumptions),
+        warnings=tuple(dict.fromkeys(found.warnings)),
+        request=found.request,
+        plan=found.plan,
+        improvements=tuple(changes),
+        suggested=suggested,
+    )
+
+
+def examine(asked: CheckRequest) -> Checked:
+    """Reads the configuration, completes it, and puts it to the rules and the cost model."""
+    configuration, files = load_configuration(asked.paths, asked.reader)
+    found = Checked(configuration, files, findings=list(configuration.findings))
+    found.model = _model(asked, found)
+    found.cluster = _cluster(asked, found)
+    if found.model is None or found.cluster is None:
+        return found
+    if asked.profile is not None:
+        found.profile = profile_for(asked.profile, found.cluster)
+        found.assumptions.append(profile_assumption(found.profile))
+    job = _job(asked, found, found.model, found.cluster)
+    if job is None:
+        return found
+    completed = found.completed = complete(configuration, found.model, found.cluster, job)
+    found.findings += completed.findings
+    found.assumptions += completed.assumptions
+    request = found.request
+    if completed.batch is None or request is None:
+        found.warnings.append("not priced: the degrees or the batch do not add up")
+        return found
+    # A profile's memory factor is part of the backend, so what the file changes is put on top of it.
+    context = context_of(request, configuration.backend)
+    backend = completed.backend.with_habits(allocator_factor=context.backend.habits.allocator_factor)
+    found.context = context = replace(context, backend=backend)
+    broken = _broken_rules(context, completed)
+    known = {finding.id for finding in found.findings}
+    found.findings += [finding for finding in broken if finding.id not in known]
+    _price(found, context, priced=not broken and not completed.findings)
+    return found
+
+
+def _price(found: Checked, context: CostContext, *, priced: bool) -> None:
+    completed = found.completed
+    if completed is None or completed.batch is None or not priced:
+        found.warnings.append("not priced: the framework would refuse it")
+        return
+    try:
+        estimate = cost_estimate(context, completed.batch)
+    except PlannerError as problem:
+        found.warnings.append(f"not priced: {problem.message}")
+        return
+    strategy = to_strategy(completed.batch, 0, context.recompute_kinds, completed.job)
+    found.plan = Plan(backend=found.configuration.backend, strategy=strategy, estimate=estimate)
+
+
+def _model(asked: CheckRequest, found: Checked) -> ModelSpec | None:
+    """The model of the option, of the file's dimensions, or of the name in the file."""
+    read = found.configuration
+    if asked.model is not None:
+        model, assumed, warnings = resolve_model(asked.model)
+        found.assumptions += assumed
+        found.warnings += warnings
+        _compare(model, read.model, found)
+        return model
+    if read.model is not None:
+        return read.model
+    if read.model_name is not None:
+        try:
+            model, assumed, _ = resolve_model(read.model_name)
+        except InputError:
+            found.warnings.append(
+                f"not priced: the file names the model {read.model_name!r}, which the catalogue does not have; give "
+                "--model NAME, a config.json or a YAML of dimensions"
+            )
+            return None
+        found.assumptions += [*assumed, Assumption(field="model", value=model.name, why="named in the file")]
+        return model
+    found.warnings.append("not priced: the file does not say which model it is for; give --model")
+    return None
+
+
+def _compare(model: ModelSpec, stated: ModelSpec | None, found: Checked) -> None:
+    """The named model against the dimensions of the file."""
+    if stated is None:
+        return
+    named, dims = total_params(model), total_params(stated)
+    if abs(dims - named) > PARAMS_TOLERANCE * named:
+        found.findings.append(
+            Finding(
+                id="model-differs",
+                severity="warning",
+                message=f"the file's dimensions make {count(dims)} parameters, {model.name} has {count(named)}",
+                hint="leave --model out to price the file's own dimensions, or correct them",
+            )
+        )
+
+
+def _cluster(asked: CheckRequest, found: Checked) -> Cluster | None:
+    """The machines of the options; the number of GPUs may come from the file."""
+    given, read = asked.cluster, found.configuration
+    if given.gpu is None and given.file is None:
+        found.warnings.append("not priced: name the accelerator with --gpu (or the machines with --cluster)")
+        return None
+    if given.gpus is None and given.nodes is None:
+        gpus = stated_gpus(read)
+        if gpus is not None:
+            given = replace(given, gpus=gpus)
+            found.assumptions.append(Assumption(field="cluster.gpus", value=gpus, why="stated in the file"))
+    if given.gpus_per_node is None and read.gpus_per_node is not None:
+        given = replace(given, gpus_per_node=read.gpus_per_node)
+    if given.gpus is None and given.nodes is None and given.file is None:
+        found.warnings.append("not priced: the file does not say on how many GPUs it runs; give --gpus")
+        return None
+    resolved = resolve_cluster(given)
+    found.assumptions += resolved.assumptions
+    return resolved.cluster
+
+
+def _job(asked: CheckRequest, found: Checked, model: ModelSpec, cluster: Cluster) -> Job | None:
+    """The job of the file, with the options on top."""
+    read, given = found.configuration, asked.job
+    batch = given.global_batch
+    if batch is None:
+        batch = read.global_batch if read.global_batch is not None else _implied_batch(read, cluster)
+    resolved = resolve_job(
+        replace(
+            given,
+            seq_len=given.seq_len if given.seq_len is not None else read.seq_len,
+            global_batch=batch,
+            precision=given.precision or read.precision,
+            loss=read.loss or given.loss,
+            flash_attention=given.flash_attention and read.flash_attention is not False,
+        ),
+        model,
+        cluster,
+    )
+    found.assumptions += resolved.assumptions
+    found.warnings += resolved.warnings
+    job = resolved.job
+    return job if read.task is None else job.model_copy(update={"task": read.task})
+
+
+def _implied_batch(read: Configuration, cluster: Cluster) -> int | None:
+    """Micro-batch times accumulation times replicas, where the file states the first two."""
+    stated = read.strategy
+    dp = replicas(stated, cluster.gpus)
+    if stated.micro_batch is None or stated.grad_accum is None or dp is None:
+        return None
+    return stated.micro_batch * stated.grad_accum * dp
+
+
+def _broken_rules(context: CostContext, completed: Completed) -> list[Finding]:
+    """Every rule of the framework that the configuration breaks, with the equation and what would be allowed."""
+    if completed.batch is None:
+        return []
+    facts = RuleContext(context.model, context.cluster, completed.job, completed.batch, context.recompute_kinds)
+    return [
+        Finding(
+            id=rule.id,
+            severity="error",
+            message=rule.reason,
+            where=rule.source,
+            got=rule.equation(facts, 0),
+            allowed=(rule.allowed(facts, 0) or "") if rule.allowed else "",
+        )
+        for rule, broken in context.backend.broken_rules(facts)
+        if broken[0]
+    ]
+
+
+def _suggested(found: Checked, progress: Progress | None) -> Plan | None:
+    """The best plan of the same framework for the same question."""
+    request = found.request
+    if request is None:
+        found.warnings.append("no search: model, machines and batch must be known first")
+        return None
+    name = get_backend(found.configuration.backend).name
+    try:
+        return search_backends(request, (name,), 1, None, progress).best
+    except InfeasibleError as problem:
+        found.warnings.append(f"no plan of {name} fits: {problem.message}")
+        return None

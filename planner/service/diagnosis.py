@@ -1,0 +1,240 @@
+"""Why a run is slower than it should be: the measured speed against the estimate of its configuration.
+
+First whether the figure is what it seems (per GPU or of all, tokens or sequences), then what is wrong in the file, then
+which part of the machine would have to be how much slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from planner.cost.context import CostContext
+from planner.cost.evaluate import evaluate
+from planner.errors import InputError
+from planner.reading import Finding
+from planner.service.advice import improvements
+from planner.service.checking import Checked, CheckRequest, examine, report
+from planner.service.inputs import checked_float
+from planner.service.lints import lints
+from planner.service.requests import Progress
+from planner.specs.batch import StrategyBatch
+from planner.specs.check import Cause, CheckReport, Diagnosis
+from planner.specs.cluster import Cluster
+from planner.specs.plan import Estimate
+from planner.specs.strategy import Strategy
+
+MOST_SLOWER = 30.0
+"""A part of the machine that would have to be slower than this is not the cause by itself."""
+
+
+def diagnose(asked: CheckRequest, measured_tokens_per_s: float, progress: Progress | None = None) -> CheckReport:
+    """The check of the configuration, with the measured speed of the whole job explained."""
+    checked_float(measured_tokens_per_s, "--measured-tokens-per-s", 0, 1e15, above=True)
+    found = examine(asked)
+    if found.plan is None or found.context is None or found.completed is None or found.completed.batch is None:
+        problems = [finding.message for finding in found.findings if finding.severity == "error"]
+        raise InputError(
+            "the configuration cannot be priced: " + "; ".join((*found.warnings, *problems)),
+            where=", ".join(found.files),
+            hint="give what is missing (--model, --gpu, --gpus, --global-batch), or correct it: see `planner check`",
+        )
+    if progress:
+        progress("trying single changes")
+    changes = improvements(found.context, found.plan.strategy, found.plan.estimate)
+    found.findings += lints(found.context, found.plan.strategy, found.plan, changes)
+    told = _Diagnosing(found, found.context, found.completed.batch, found.plan.estimate, measured_tokens_per_s)
+    return report(found, changes).model_copy(update={"diagnosis": told.diagnosis()})
+
+
+@dataclass(frozen=True)
+class _Diagnosing:
+    found: Checked
+    context: CostContext
+    batch: StrategyBatch
+    expected: Estimate
+    measured: float
+    """Tokens per second of the whole job."""
+
+    @property
+    def strategy(self) -> Strategy:
+        assert self.found.plan is not None  # noqa: S101  # checked by diagnose
+        return self.found.plan.strategy
+
+    def step_s(self, tokens_per_s: float) -> float:
+        return self.strategy.global_batch * self.strategy.seq_len / tokens_per_s
+
+    def diagnosis(self) -> Diagnosis:
+        step = self.step_s(self.measured)
+        low, high = self.expected.step_time_range_s
+        fits_range = low <= step <= high
+        causes = [] if fits_range else list(self._misread())
+        if step > high and not causes:
+            causes += [*self._in_the_file(), *self._in_the_machine(step)]
+        elif step < low and not causes:
+            causes.append(
+                Cause(
+                    id="faster-than-expected",
+                    message="faster than any run of this kind that was measured",
+                    hint="check that the loss, the sequence length and the number of trained tokens are what you think",
+                )
+            )
+        return Diagnosis(
+            measured_tokens_per_s=self.measured,
+            measured_step_time_s=step,
+            mfu=self.expected.mfu * self.expected.step_time_s / step,
+            expected_step_time_s=self.expected.step_time_s,
+            expected_step_time_range_s=self.expected.step_time_range_s,
+            slowdown=step / self.expected.step_time_s,
+            as_expected=fits_range,
+            causes=tuple(causes),
+        )
+
+    def _misread(self) -> Iterator[Cause]:
+        """Factors by which such figures are commonly off, where one of them explains the whole difference."""
+        s, cluster = self.strategy, self.context.cluster
+        low, high = self.expected.step_time_range_s
+        meant: tuple[tuple[str, float, str], ...] = (
+            ("figure-per-gpu", cluster.gpus, "tokens/s of one GPU, not of the job"),
+            ("figure-per-node", cluster.local_gpus, "tokens/s of one node, not of the job"),
+            ("figure-per-replica", s.dp, "tokens/s of one data-parallel replica, not of the job"),
+            ("figure-in-sequences", s.seq_len, "sequences (samples) per second, not tokens"),
+            ("figure-in-steps", s.global_batch * s.seq_len, "steps per second, not tokens"),
+            ("figure-in-micro-batches", s.grad_accum, "counted per micro-batch, not per step"),
+        )
+        seen: set[float] = set()
+        for name, factor, told in meant:
+            if factor > 1 and factor not in seen and low <= self.step_s(self.measured * factor) <= high:
+                seen.add(factor)
+                yield Cause(
+                    id=name,
+                    message=f"the figure is as expected if it is {told} (x {factor:,g})",
+                    hint=f"--measured-tokens-per-s {self.measured * factor:.6g} if so",
+                )
+
+    def _in_the_file(self) -> Iterator[Cause]:
+        """What the configuration says wrong or wastefully; the expected time has some of it in already."""
+        order = {"error": 0, "warning": 1, "note": 2}
+        for finding in sorted(self.found.findings, key=lambda each: order[each.severity]):
+            if finding.severity != "note":
+                yield _cause(finding)
+
+    def _in_the_machine(self, step_s: float) -> Iterator[Cause]:
+        """Parts of the machine that, slower by one factor, explain the measured time: the smallest factor first."""
+        explained = []
+        for part in PARTS:
+            factor = self._explaining_factor(part, step_s)
+            if factor is not None:
+                explained.append((factor, part))
+        for factor, part in sorted(explained, key=lambda each: each[0]):
+            yield Cause(id=part.id, message=f"{part.what} would have to be {factor:.2g} times slower", hint=part.hint)
+        if not explained:
+            yield Cause(
+                id="outside-the-step",
+                message="no single part of the machine explains it: the time is probably lost outside the step",
+                hint="look at data loading, logging, checkpoints and evaluation: time ten steps with mock data and "
+                "nothing else",
+            )
+
+    def _explaining_factor(self, part: _Part, step_s: float) -> float | None:
+        """The slowdown of one part at which the estimate equals the measured step; None beyond MOST_SLOWER."""
+
+        def seconds(factor: float) -> float:
+            slower = part.slower(self.context, factor)
+            return float(evaluate(slower, self.batch).step_time_s[0])
+
+        if seconds(MOST_SLOWER) < step_s:
+            return None
+        low, high = 1.0, MOST_SLOWER
+        while high / low > 1.01:
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if seconds(middle) >= step_s else (middle, high)
+        return high
+
+
+def _cause(finding: Finding) -> Cause:
+    return Cause(id=finding.id, message=finding.message, hint=finding.hint)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the machine that can be slower than its figure."""
+
+    id: str
+    what: str
+    hint: str
+    slower: Callable[[CostContext, float], CostContext]
+
+
+def _slower_network(context: CostContext, factor: float) -> CostContext:
+    cluster = context.cluster
+    bus = cluster.network_bus_bytes_per_s
+    spans = tuple(
+        span.model_copy(update={"bus_bytes_per_s": span.bus_bytes_per_s / factor}) for span in cluster.network_spans
+    )
+    changes = {
+        "nic_bytes_per_s": cluster.nic_bytes_per_s / factor,
+        "network_bus_bytes_per_s": None if bus is None else bus / factor,
+        "network_spans": spans,
+    }
+    return replace(context, cluster=cluster.model_copy(update=changes))
+
+
+def _slower_links(context: CostContext, factor: float) -> CostContext:
+    accelerator = context.cluster.accelerator
+    rates = {
+        name: value / factor
+        for name, value in accelerator.fabric.model_dump().items()
+        if name.endswith("bytes_per_s") and value is not None
+    }
+    fabric = accelerator.fabric.model_copy(update=rates)
+    return replace(context, cluster=_with_accelerator(context.cluster, fabric=fabric))
+
+
+def _slower_compute(context: CostContext, factor: float) -> CostContext:
+    accelerator = context.cluster.accelerator
+    formats = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4")
+    rates = {name: value / factor for name in formats if (value := getattr(accelerator.peak, name)) is not None}
+    peak = accelerator.peak.model_copy(update=rates)
+    memory = accelerator.memory.model_copy(update={"bytes_per_s": accelerator.memory.bytes_per_s / factor})
+    return replace(context, cluster=_with_accelerator(context.cluster, peak=peak, memory=memory))
+
+
+def _slower_host(context: CostContext, factor: float) -> CostContext:
+    launches = ("launch_s", "moe_host_s", "blocking_launch_s")
+    factors = {**context.table.factors, **{name: context.table.factors.get(name, 1.0) * factor for name in launches}}
+    return replace(context, table=context.table.with_factors(factors))
+
+
+def _with_accelerator(cluster: Cluster, **changes: object) -> Cluster:
+    return cluster.model_copy(update={"accelerator": cluster.accelerator.model_copy(update=changes)})
+
+
+PARTS = (
+    _Part(
+        "slow-network",
+        "the network between the nodes",
+        "run nccl-tests (all_reduce_perf) over two nodes; look for a NIC that is down, TCP instead of RDMA "
+        "(NCCL_DEBUG=INFO), oversubscription",
+        _slower_network,
+    ),
+    _Part(
+        "slow-links",
+        "the links between the GPUs of a node",
+        "`nvidia-smi topo -m` and all_reduce_perf on one node: NVLink may be off, or peer access disabled",
+        _slower_links,
+    ),
+    _Part(
+        "slow-gpu",
+        "the GPUs themselves",
+        "`nvidia-smi -q -d CLOCK,PERFORMANCE`: power or thermal caps, another job on the GPU, a debug build, a "
+        "fallback attention kernel",
+        _slower_compute,
+    ),
+    _Part(
+        "slow-host",
+        "the host that launches the kernels",
+        "look for busy or unpinned CPUs, profilers, CUDA_LAUNCH_BLOCKING, synchronising log calls",
+        _slower_host,
+    ),
+)
+"""In the order in which they are usually the cause."""

@@ -1,0 +1,121 @@
+"""What runs but is not what its author wanted: findings that only the priced configuration shows.
+
+Each is a comparison of figures that the estimate or a single change already gave; thresholds stand here with their
+reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.cost.context import CostContext
+from planner.reading import Finding
+from planner.service.why import time_parts
+from planner.specs.check import Improvement
+from planner.specs.plan import Plan
+from planner.specs.strategy import Strategy
+from planner.units import percent
+
+LARGE_BUBBLE = 0.2
+"""Share of the step lost to the pipeline's filling and draining; four micro-batches a stage lose less."""
+MUCH_TRAFFIC = 0.3
+"""Share of the step that one kind of communication costs beyond what it hides."""
+
+
+def lints(context: CostContext, strategy: Strategy, plan: Plan | None, changes: Sequence[Improvement]) -> list[Finding]:
+    """Findings of a strategy, its estimate and what single changes bring."""
+    return [*_from_degrees(context, strategy), *_from_estimate(strategy, plan), *_from_changes(strategy, changes)]
+
+
+def _from_degrees(context: CostContext, strategy: Strategy) -> list[Finding]:
+    found = []
+    domain = context.cluster.ranks_per_domain
+    if strategy.tp > domain:
+        found.append(
+            Finding(
+                id="tp-leaves-domain",
+                severity="warning",
+                message="tensor parallelism crosses the network: every layer waits for it several times",
+                got=f"tp({strategy.tp}) > {domain} GPUs on the fast links",
+                allowed=f"tp up to {domain}",
+                hint="lower tp and raise pp or the sharding",
+            )
+        )
+    if strategy.tp > 1 and not strategy.sequence_parallel and True in context.backend.sequence_parallel_choices:
+        found.append(
+            Finding(
+                id="sequence-parallel-off",
+                severity="warning",
+                message="norms and residuals are repeated on every tensor-parallel rank: more memory for the same time",
+                got=f"tp({strategy.tp}) without sequence parallelism",
+                hint="switch sequence parallelism on",
+            )
+        )
+    if context.job.precision == "fp32" and context.cluster.accelerator.peak.bf16 is not None:
+        found.append(
+            Finding(
+                id="fp32-training",
+                severity="warning",
+                message=f"training in fp32: {context.cluster.accelerator.id} computes bf16 several times as fast",
+                hint="switch bf16 on",
+            )
+        )
+    return found
+
+
+def _from_estimate(strategy: Strategy, plan: Plan | None) -> list[Finding]:
+    if plan is None:
+        return []
+    step, parts, found = plan.estimate.step_time_s, time_parts(plan), []
+    bubble = parts.get("pipeline bubble", 0.0) / step
+    if bubble > LARGE_BUBBLE:
+        found.append(
+            Finding(
+                id="large-bubble",
+                severity="warning",
+                message=f"{percent(bubble)} of the step the pipeline is filling or draining",
+                got=f"{strategy.grad_accum} micro-batches through pp({strategy.pp}) * vpp({strategy.vpp}) stages",
+                hint=f"at least {4 * strategy.pp} micro-batches: a smaller micro-batch, a larger batch or fewer stages",
+            )
+        )
+    for name in ("tensor-parallel traffic", "expert-parallel traffic", "parameter and gradient traffic"):
+        share = parts.get(name, 0.0) / step
+        if share > MUCH_TRAFFIC:
+            found.append(
+                Finding(
+                    id="much-traffic",
+                    severity="warning",
+                    message=f"{percent(share)} of the step is {name}",
+                    hint="the changes below say what would shrink it",
+                )
+            )
+    return found
+
+
+def _from_changes(strategy: Strategy, changes: Sequence[Improvement]) -> list[Finding]:
+    """Recomputation and offload that the memory does not ask for."""
+    found = []
+    for change in changes:
+        new = change.plan.strategy
+        if change.step_time_change is None or change.step_time_change >= 0.0:
+            continue
+        rank = {"none": 0, "selective": 1, "full": 2}
+        names = {text.split(" ", 1)[0] for text in change.change}
+        if names <= {"recompute", "layers_per_stage"} and rank[new.recompute.mode] < rank[strategy.recompute.mode]:
+            found.append(
+                Finding(
+                    id="recompute-not-needed",
+                    severity="warning",
+                    message=f"{strategy.recompute.mode} recomputation is not needed: {change.change[0]} fits and is "
+                    f"{percent(-change.step_time_change)} faster",
+                )
+            )
+        if names <= {"offload", "layers_per_stage"} and new.offload.optimizer < strategy.offload.optimizer:
+            found.append(
+                Finding(
+                    id="offload-not-needed",
+                    severity="warning",
+                    message=f"so much offload is not needed: {change.change[0]} fits and is "
+                    f"{percent(-change.step_time_change)} faster",
+                )
+            )
+    return found

@@ -1,0 +1,95 @@
+"""The answer about an existing configuration: what is wrong with it, whether it fits, how fast it is, what would help.
+
+``planner check`` and ``planner diagnose`` print it; the API returns the same document."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from planner.specs.base import Spec
+from planner.specs.plan import Assumption, Plan, Request
+
+CHECK_SCHEMA_VERSION = 1
+
+
+class CheckFinding(Spec):
+    """One thing that the author of the configuration should know."""
+
+    id: str
+    """Of the framework's rule where one is broken (`planner backends --rules`)."""
+    severity: Literal["error", "warning", "note"]
+    """error: the framework refuses it, or it does not do what it says; warning: it runs, but wrong or slow."""
+    message: str
+    where: str = ""
+    got: str = ""
+    """The rule's equation with the configuration's values."""
+    allowed: str = ""
+    hint: str = ""
+
+
+class Improvement(Spec):
+    """One change to the configuration, everything else kept."""
+
+    change: tuple[str, ...]
+    """``micro_batch 2 instead of 1``; the first is the one that was asked, the others follow from it."""
+    plan: Plan
+    step_time_change: float | None
+    """New over old step time, less 1; null where the configuration could not be priced."""
+
+
+class Cause(Spec):
+    """One reason why a run may be slower than expected."""
+
+    id: str
+    message: str
+    hint: str = ""
+
+
+class Diagnosis(Spec):
+    """A measured speed against what this configuration should reach."""
+
+    measured_tokens_per_s: float
+    measured_step_time_s: float
+    mfu: float
+    """Model FLOPs at the measured speed over the peak of all GPUs."""
+    expected_step_time_s: float
+    expected_step_time_range_s: tuple[float, float]
+    slowdown: float
+    """Measured over expected step time."""
+    as_expected: bool
+    """The measured step time is within the range."""
+    causes: tuple[Cause, ...]
+    """The first to look at first."""
+
+
+class CheckReport(Spec):
+    """Everything that can be said of one configuration."""
+
+    schema_version: int = CHECK_SCHEMA_VERSION
+    planner_version: str
+    files: tuple[str, ...]
+    format: str
+    backend: str
+    legal: bool
+    """No finding is an error."""
+    fits: bool | None
+    """Null where it could not be priced; the warnings say what is missing."""
+    findings: tuple[CheckFinding, ...]
+    unread: tuple[str, ...]
+    """Settings that bear on speed or memory and were not taken into account."""
+    assumptions: tuple[Assumption, ...] = ()
+    warnings: tuple[str, ...] = ()
+    request: Request | None = None
+    plan: Plan | None = None
+    """The configuration as a plan: its strategy and estimate."""
+    improvements: tuple[Improvement, ...] = ()
+    """What helps, by itself, the best first."""
+    suggested: Plan | None = None
+    """The best plan of the same framework for the same question, where it was searched for."""
+    diagnosis: Diagnosis | None = None
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """The document as plain JSON types."""
+        document: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        document["fits"] = self.fits
+        return document

@@ -1,0 +1,151 @@
+"""check, diagnose and render --from on configurations: written by the planner, edited by hand, and broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+MACHINES = ("--gpu", "h100", "--gpus", "128")
+
+
+@pytest.fixture
+def folder(cli: Cli, tmp_path: Path) -> Path:
+    """The files of the best Megatron-LM plan of a 70B model on 128 H100."""
+    out = tmp_path / "plan"
+    assert cli("suggest", "--model", "llama-3-70b", *MACHINES, "--backend", "megatron", "--out", str(out)).code == 0
+    return out
+
+
+def edited(folder: Path, old: str, new: str) -> Path:
+    """The folder with a change to the arguments."""
+    path = folder / "megatron_args.sh"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return folder
+
+
+def test_a_plan_is_found_sound(cli: Cli, folder: Path) -> None:
+    """Exit code 0, the plan's own strategy and figures, nothing to improve but noise."""
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    result = cli("check", str(folder), *MACHINES, "--json")
+    assert result.code == 0
+    assert result.document["legal"] is True
+    assert result.document["fits"] is True
+    assert result.document["findings"] == []
+    assert result.document["plan"]["strategy"] == plan["best"]["strategy"]
+    step = result.document["plan"]["estimate"]["step_time_s"]
+    assert step == pytest.approx(plan["best"]["estimate"]["step_time_s"], rel=1e-6)
+    assert result.document.get("improvements", []) == []
+    printed = cli("check", str(folder), *MACHINES)
+    assert "legal, fits" in printed.out
+
+
+def test_everything_wrong_is_named_at_once(cli: Cli, folder: Path) -> None:
+    """A layout that loses a layer and a batch that does not divide: both findings, exit code 3, no traceback."""
+    edited(folder, "--global-batch-size 512", "--global-batch-size 510")
+    edited(folder, "--micro-batch-size 1", "--micro-batch-size 3")
+    result = cli("check", str(folder), *MACHINES, "--json")
+    assert result.code == 3
+    ids = {finding["id"] for finding in result.document["findings"] if finding["severity"] == "error"}
+    assert "batch-algebra" in ids
+    assert result.document["fits"] is None
+    assert "NOT LEGAL" in cli("check", str(folder), *MACHINES).out
+
+
+def test_memory_decides(cli: Cli, folder: Path) -> None:
+    """Twice the micro-batch does not fit; what helps is named and fits."""
+    edited(folder, "--micro-batch-size 1", "--micro-batch-size 2")
+    result = cli("check", str(folder), *MACHINES, "--json")
+    assert result.code == 3
+    assert result.document["legal"] is True
+    assert result.document["fits"] is False
+    changes = result.document["improvements"]
+    assert any("micro_batch 1 instead of 2" in change["change"][0] for change in changes)
+    assert all(change["plan"]["estimate"]["fits"] for change in changes)
+
+
+def test_recompute_that_is_not_needed(cli: Cli, folder: Path) -> None:
+    """Full recomputation where none is needed costs a quarter of the step, and the check says so."""
+    edited(
+        folder,
+        "--micro-batch-size 1",
+        "--micro-batch-size 1 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    )
+    result = cli("check", str(folder), *MACHINES, "--json")
+    assert result.code == 0
+    findings = {finding["id"]: finding for finding in result.document["findings"]}
+    assert findings["recompute-not-needed"]["severity"] == "warning"
+    best = result.document["improvements"][0]
+    assert best["step_time_change"] < -0.15
+
+
+def test_without_machines_the_rest_is_still_said(cli: Cli, folder: Path) -> None:
+    """No accelerator: findings of the file, and what to give for more."""
+    result = cli("check", str(folder), "--json")
+    assert result.code == 0
+    assert result.document["fits"] is None
+    assert any("--gpu" in warning for warning in result.document["warnings"])
+
+
+@pytest.mark.parametrize("content", ["", "hello world\n", '{"a": [1, 2}', "\x00\x01", "a: b: c: [", "[x]\ny = = 3"])
+def test_files_that_are_no_configuration(cli: Cli, tmp_path: Path, content: str) -> None:
+    """Exit code 2 with the known formats; never a traceback."""
+    path = tmp_path / "thing.txt"
+    path.write_text(content, encoding="utf-8")
+    result = cli("check", str(path))
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert "error:" in result.err
+
+
+def test_no_file_and_an_empty_folder(cli: Cli, tmp_path: Path) -> None:
+    """Named with a hint."""
+    assert cli("check", str(tmp_path / "missing")).code == 2
+    empty = cli("check", str(tmp_path))
+    assert empty.code == 2
+    assert "hint:" in empty.err
+
+
+def test_diagnosis(cli: Cli, folder: Path) -> None:
+    """As expected; a figure of one GPU; a machine that is slower."""
+    tokens = 512 * 8192 / json.loads((folder / "plan.json").read_text())["best"]["estimate"]["step_time_s"]
+
+    def told(measured: float) -> dict[str, object]:
+        result = cli("diagnose", str(folder), *MACHINES, "--measured-tokens-per-s", str(measured), "--json")
+        assert result.code == 0
+        return dict(result.document["diagnosis"])
+
+    fine = told(tokens)
+    assert fine["as_expected"] is True
+    assert fine["causes"] == []
+    one = told(tokens / 128)
+    assert [cause["id"] for cause in one["causes"]] == ["figure-per-gpu"]  # type: ignore[attr-defined]
+    slow = told(tokens / 2)
+    assert slow["slowdown"] == pytest.approx(2.0, rel=1e-3)
+    causes = [cause["id"] for cause in slow["causes"]]  # type: ignore[attr-defined]
+    assert causes[0].startswith("slow-")
+    printed = cli("diagnose", str(folder), *MACHINES, "--measured-tokens-per-s", str(tokens / 2)).out
+    assert "2.0 times the expected time" in printed
+
+
+def test_a_configuration_goes_to_another_framework(cli: Cli, tmp_path: Path) -> None:
+    """DeepSpeed ZeRO-3 files become FSDP files of the same job; a pipeline is refused by rule, with a way out."""
+    source, target = tmp_path / "ds", tmp_path / "fsdp"
+    asked = ("--model", "llama-3-8b", "--gpu", "h100", "--gpus", "16", "--backend", "fsdp")
+    assert cli("suggest", *asked, "--pin", "tp=1,cp=1", "--out", str(source)).code == 0
+    machines = ("--model", "llama-3-8b", "--gpu", "h100", "--gpus", "16")
+    done = cli("render", "--from", str(source), *machines, "--to", "deepspeed", "--out", str(target), "--json")
+    assert done.code == 0, done.err
+    assert (target / "ds_config.json").is_file()
+    assert isinstance(done.document["lost"], list)
+
+
+def test_one_thing_to_render(cli: Cli, folder: Path) -> None:
+    """A plan or files, not both, not neither."""
+    assert cli("render").code == 2
+    assert cli("render", str(folder / "plan.json"), "--from", str(folder)).code == 2

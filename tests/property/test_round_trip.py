@@ -1,0 +1,51 @@
+"""Plan -> files -> configuration -> the same strategy, for every backend over its whole space."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from planner.backends import BACKENDS
+from planner.reading import READERS, read_configuration
+from planner.render import render_plan
+from planner.service.completion import complete
+from planner.specs.convert import to_strategy
+from planner.specs.plan import PlanDocument
+from planner.specs.strategy import Strategy
+from tests.random_plans import corner_plans, random_plans
+
+RANDOM_PLANS = 120
+CORNER_PLANS = 150
+
+
+def read_back(document: PlanDocument) -> Strategy:
+    """The strategy that the plan's files say, with the model and the machines of the plan."""
+    files = {name: text for name, text in render_plan(document).items() if name not in ("plan.json", "README.md")}
+    read = read_configuration(files)
+    assert read.backend == document.best.backend
+    assert not [finding for finding in read.findings if finding.severity == "error"], read.findings
+    request = document.request
+    job = request.job.model_copy(
+        update={
+            "seq_len": read.seq_len or request.job.seq_len,
+            "precision": read.precision or request.job.precision,
+            "global_batch": read.global_batch or request.job.global_batch,
+        }
+    )
+    completed = complete(read, request.model, request.cluster, job)
+    assert not completed.findings, completed.findings
+    assert completed.batch is not None
+    kinds = completed.backend.recompute_kinds(request.model, completed.job)
+    return to_strategy(completed.batch, 0, kinds, completed.job)
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+def test_a_plan_is_read_back(backend: str) -> None:
+    """Random plans and every value of every coarse column."""
+    if not READERS:
+        pytest.skip("no reader yet")
+    corners = list(corner_plans(backend))
+    thinned = corners[:: max(1, len(corners) // CORNER_PLANS)]
+    for document in itertools.chain(random_plans(backend, RANDOM_PLANS), thinned):
+        assert read_back(document) == document.best.strategy
