@@ -70,7 +70,13 @@ Out = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.", rich_help_panel=OUTPUT)]
 Launcher = Annotated[
-    str, typer.Option("--launcher", help="How the job is started: torchrun or slurm.", rich_help_panel=OUTPUT)
+    str,
+    typer.Option(
+        "--launcher",
+        help="Files beside launch.sh (torchrun): slurm, trainjob (Kubeflow Trainer v2), pytorchjob (Kubeflow v1), "
+        "skypilot, mpirun; several with commas.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.", rich_help_panel=STRATEGY)]

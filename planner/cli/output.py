@@ -17,6 +17,7 @@ from rich.text import Text
 
 from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import Justify, stdout, table
+from planner.service import start_commands
 from planner.service.why import largest_loss
 from planner.specs.plan import OUTSIDE_EXPERIENCE, Assumption, Plan, PlanDocument
 from planner.specs.strategy import Recompute, Strategy
@@ -263,15 +264,15 @@ def print_written(written: Sequence[Path], nodes: int) -> None:
     for path in sorted(written):
         console.print(Text(f"  {path}", style="cyan"), soft_wrap=True)
     names = {path.name: path for path in written}
-    script = names.get("job.sbatch") or names.get("launch.sh")
+    script = names.get("launch.sh")
     if script is not None:
-        # Both scripts look for their neighbours: the job file in the folder it is submitted from.
-        start = f"cd {shlex.quote(str(script.parent))} && "
-        start += "sbatch job.sbatch" if script.name == "job.sbatch" else "./launch.sh"
-        if nodes > 1 and script.name != "job.sbatch":
-            start += "   # on every node"
         console.print(Text("Next: README.md says what to install and to set; then", style="cyan"))
-        console.print(Text(f"  {start}", style="cyan"), soft_wrap=True)
+        for command in start_commands(names):
+            # Every script looks for its neighbours: some in the folder that it is submitted from.
+            start = f"cd {shlex.quote(str(script.parent))} && {command}"
+            if nodes > 1 and command == "./launch.sh":
+                start += "   # on every node"
+            console.print(Text(f"  {start}", style="cyan"), soft_wrap=True)
 
 
 def print_files(files: Mapping[str, str]) -> None:

@@ -6,19 +6,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from planner.backends import get_backend
 from planner.errors import InputError
 from planner.render import accelerate, deepspeed, fsdp, megatron, nanotron, torchtitan
 from planner.render.bundle import Bundle
 from planner.render.files import write_files
-from planner.render.launch import checked_launcher, deepspeed_scripts, launch_script, slurm_script
+from planner.render.launch import (
+    LauncherFiles,
+    checked_launchers,
+    deepspeed_scripts,
+    launch_script,
+    optional_variables,
+)
+from planner.render.launch_hosts import MPIRUN_FILE, SLURM_FILE, mpirun_files, slurm_files
+from planner.render.launch_kubernetes import PYTORCHJOB_FILE, TRAINJOB_FILE, kubernetes_command, kubernetes_files
+from planner.render.launch_skypilot import SKYPILOT_FILE, skypilot_files
 from planner.render.readme import readme
 from planner.render.text import checked_hosts
 from planner.specs.plan import Plan, PlanDocument
 
-__all__ = ["RENDERED_BACKENDS", "render_plan", "write_files"]
+__all__ = ["RENDERED_BACKENDS", "START_COMMANDS", "render_plan", "write_files"]
 
 _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "megatron": megatron.build,
@@ -33,19 +42,29 @@ _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
 RENDERED_BACKENDS = tuple(_BUILDERS)
 """Frameworks for which files can be written."""
 
+START_COMMANDS: Mapping[str, str] = {
+    SLURM_FILE: f"sbatch {SLURM_FILE}",
+    TRAINJOB_FILE: kubernetes_command(TRAINJOB_FILE),
+    PYTORCHJOB_FILE: kubernetes_command(PYTORCHJOB_FILE),
+    SKYPILOT_FILE: f"sky launch {SKYPILOT_FILE}",
+    MPIRUN_FILE: f"./{MPIRUN_FILE}",
+}
+"""File of a launcher -> the shell command that starts the job, from the folder of the files."""
+
 
 def render_plan(
     document: PlanDocument, *, launcher: str = "torchrun", plan: Plan | None = None, hosts: Sequence[str] = ()
 ) -> dict[str, str]:
     """The files of ``plan`` (the document's best by default): relative path -> text.
 
-    ``launcher`` is torchrun, or slurm for a job script around it; ``hosts`` names the nodes, the first one leads.
+    ``launcher`` names how the job is started beside ``launch.sh`` (torchrun), several with commas: slurm, trainjob,
+    pytorchjob, skypilot, mpirun.  ``hosts`` names the nodes, the first one leads.
     """
     if plan is not None:
         # plan.json then says what was rendered.
         document = document.model_copy(update={"best": plan})
     plan = document.best
-    chosen = checked_launcher(launcher)
+    chosen = checked_launchers(launcher)
     if plan.backend not in _BUILDERS:
         raise InputError(
             "no files can be written for this framework",
@@ -62,30 +81,39 @@ def render_plan(
         )
     names = checked_hosts(hosts, cluster.nodes)
     bundle = _BUILDERS[plan.backend](document, plan)
-    files = dict(bundle.files)
+    modules = any(name.endswith(".py") for name in bundle.files)
+    given = bool(hosts)
+    files = {
+        **bundle.files,
+        "launch.sh": launch_script(document, bundle.launch, names, given=given, modules=modules),
+    }
     told = {
         **bundle.files_told,
         "launch.sh": f"starts the job with {bundle.launch.told}" + (", once on every node" if len(names) > 1 else ""),
     }
-    files["launch.sh"] = launch_script(document, bundle.launch, names)
-    if chosen == "slurm":
-        files["job.sbatch"] = slurm_script(document)
-        told["job.sbatch"] = "a Slurm job that runs launch.sh on every node"
+    added = [_launcher_files(name, document, bundle, names, given) for name in chosen if name != "torchrun"]
     if plan.backend == "deepspeed":
-        files |= deepspeed_scripts(document, bundle.launch, names)
-        told |= _deepspeed_told(len(names), placeholders=not hosts)
+        added.append(deepspeed_scripts(document, bundle.launch, names, given=given, modules=modules))
+    for one in added:
+        files |= one.files
+        told |= one.told
     told["plan.json"] = "the plan, its estimate, its assumptions and its alternatives"
     files["plan.json"] = json.dumps(document.to_json_dict(), indent=2) + "\n"
-    files["README.md"] = readme(document, plan, bundle, get_backend(plan.backend).title, told)
+    files["README.md"] = readme(
+        document, plan, bundle, get_backend(plan.backend).title, told, [one.start for one in added]
+    )
     return files
 
 
-def _deepspeed_told(nodes: int, *, placeholders: bool) -> dict[str, str]:
-    """What the files for DeepSpeed's own launcher are."""
-    if nodes == 1:
-        return {"launch_deepspeed.sh": "starts the job with DeepSpeed's launcher"}
-    return {
-        "launch_deepspeed.sh": "starts the job with DeepSpeed's launcher, from the first node",
-        "hostfile": "the nodes for it" + ("; the names are placeholders" if placeholders else ""),
-        ".deepspeed_env": "the variables it copies to the other nodes",
-    }
+def _launcher_files(
+    launcher: str, document: PlanDocument, bundle: Bundle, hosts: Sequence[str], given: bool
+) -> LauncherFiles:
+    """What one launcher adds."""
+    if launcher == "slurm":
+        return slurm_files(document, bundle.launch)
+    optional = optional_variables(bundle.launch, bundle.files)
+    if launcher == "skypilot":
+        return skypilot_files(document, bundle.launch, optional)
+    if launcher == "mpirun":
+        return mpirun_files(document, bundle.launch, optional, hosts, given=given)
+    return kubernetes_files(document, bundle.launch, optional, [*bundle.files, "launch.sh"], launcher)

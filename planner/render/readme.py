@@ -6,10 +6,11 @@ Every number comes from the plan document; nothing is computed again here but th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from planner.render.bundle import Bundle
 from planner.render.engine import fill
+from planner.render.launch import Start, needed_variables
 from planner.render.text import one_line, table
 from planner.render.topology import group_table, node_table
 from planner.specs.cluster import Cluster
@@ -22,8 +23,16 @@ AMD_TOOLS = {"list": "rocm-smi", "links": "rocm-smi --showtopo", "good": "XGMI",
 """Commands of the vendors: list GPUs, show links, what a good link is called, measure collectives."""
 
 
-def readme(document: PlanDocument, plan: Plan, bundle: Bundle, title: str, files: Mapping[str, str]) -> str:
-    """The guide that lies beside the rendered files; ``files`` says what each of them is."""
+def readme(
+    document: PlanDocument,
+    plan: Plan,
+    bundle: Bundle,
+    title: str,
+    files: Mapping[str, str],
+    starts: Sequence[Start] = (),
+) -> str:
+    """The guide that lies beside the rendered files; ``files`` says what each of them is, ``starts`` how the job can be
+    started beside ``launch.sh``."""
     cluster = document.request.cluster
     return fill(
         "readme/README.md.j2",
@@ -52,9 +61,10 @@ def readme(document: PlanDocument, plan: Plan, bundle: Bundle, title: str, files
             "node_table": node_table(bundle.topology),
             "expert_table": group_table(bundle.expert_topology) if bundle.expert_topology else "",
             "files": files,
-            "slurm": "job.sbatch" in files,
-            "deepspeed_launcher": "launch_deepspeed.sh" in files,
-            "hostfile": "hostfile" in files,
+            "starts": starts,
+            "needed": needed_variables(bundle.launch),
+            "local_ranks": bundle.topology.local_ranks,
+            "ranks": bundle.topology.ranks,
             "tools": AMD_TOOLS if cluster.accelerator.vendor.lower() == "amd" else NVIDIA_TOOLS,
         },
     )

@@ -19,6 +19,7 @@ from planner.service.usecases import (
     estimate,
     estimate_document,
     render_document,
+    start_commands,
     suggest,
     write_document,
 )
@@ -79,6 +80,7 @@ __all__ = [
     "resolve_cluster",
     "resolve_job",
     "resolve_model",
+    "start_commands",
     "suggest",
     "write_document",
 ]

@@ -6,6 +6,7 @@ Everything the command line prints comes from the documents returned here; CP-SA
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
@@ -169,7 +170,8 @@ def check_output(folder: Path | None, launcher: str) -> None:
     """Refuse an output folder (None: no files) or launcher that cannot be used, before a search is spent on it."""
     from planner.render.launch import Launcher
 
-    one_of(launcher, "--launcher", get_args(Launcher))
+    for name in launcher.split(","):
+        one_of(name.strip(), "--launcher", get_args(Launcher))
     try:
         bad = folder is not None and folder.exists() and not folder.is_dir()
     except (OSError, ValueError):
@@ -178,6 +180,14 @@ def check_output(folder: Path | None, launcher: str) -> None:
         raise InputError(
             "this is not a folder", where="--out", got=shown(str(folder)), allowed="a folder", hint="name another"
         )
+
+
+def start_commands(written: Collection[str]) -> list[str]:
+    """Shell commands that start the job from the folder which holds the files called ``written``; by hand when there is
+    nothing else."""
+    from planner.render import START_COMMANDS
+
+    return [command for name, command in START_COMMANDS.items() if name in written] or ["./launch.sh"]
 
 
 def write_document(files: dict[str, str], folder: Path, *, force: bool = False) -> list[Path]:

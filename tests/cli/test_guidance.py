@@ -25,9 +25,38 @@ from tests.cli.conftest import Cli
 JOB = ["--seq-len", "4096", "--global-batch", "64"]
 SUGGEST = ["suggest", "--model", "llama-3.1-8b", "--gpu", "h100", *JOB]
 
+START = {
+    "torchrun": "./launch.sh",
+    "slurm": "sbatch job.sbatch",
+    "trainjob": "kubectl apply -k . && kubectl create -f trainjob.yaml",
+    "pytorchjob": "kubectl apply -k . && kubectl create -f pytorchjob.yaml",
+    "skypilot": "sky launch skypilot.yaml",
+}
+
+
+def test_every_launcher_asked_for_is_named(cli: Cli, tmp_path: Path) -> None:
+    """Several launchers give one command each after "Next:", and a section each in the guide."""
+    out = tmp_path / "out"
+    said = cli(*SUGGEST, "--gpus", "16", "--launcher", "skypilot, slurm,mpirun", "--out", str(out))
+    assert said.code == 0, said.err
+    lines = [line.split("&& ")[1] for line in said.out.strip().splitlines()[-3:]]
+    assert lines == ["sbatch job.sbatch", "sky launch skypilot.yaml", "./launch_mpirun.sh"]
+    guide = (out / "README.md").read_text(encoding="utf-8")
+    assert all(f"\n    {command}" in guide for command in ("sbatch job.sbatch", "sky launch", "./launch_mpirun.sh"))
+
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
-@pytest.mark.parametrize(("launcher", "gpus"), [("torchrun", "16"), ("torchrun", "8"), ("slurm", "16")])
+@pytest.mark.parametrize(
+    ("launcher", "gpus"),
+    [
+        ("torchrun", "16"),
+        ("torchrun", "8"),
+        ("slurm", "16"),
+        ("trainjob", "16"),
+        ("pytorchjob", "8"),
+        ("skypilot", "16"),
+    ],
+)
 def test_next_command_starts_the_job(cli: Cli, tmp_path: Path, backend: str, launcher: str, gpus: str) -> None:
     """The command after "Next:" goes into the folder and names the script that starts the job, also by render."""
     first, second = tmp_path / "a run", tmp_path / "it's another"
@@ -40,7 +69,7 @@ def test_next_command_starts_the_job(cli: Cli, tmp_path: Path, backend: str, lau
         command, _, comment = result.out.strip().splitlines()[-1].partition("#")
         words = shlex.split(command)
         assert words[:3] == ["cd", str(folder), "&&"]
-        assert words[3:] == (["sbatch", "job.sbatch"] if launcher == "slurm" else ["./launch.sh"])
+        assert words[3:] == shlex.split(START[launcher])
         assert (folder / words[-1]).is_file()
         assert bool(comment) == (gpus == "16" and launcher == "torchrun")
 

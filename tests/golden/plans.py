@@ -290,6 +290,32 @@ CASES: dict[str, Case] = {
             recompute=FULL,
         )
     ),
+    "launch-kubernetes": Case(
+        document("megatron", MEGATRON_70B | {"dp": 2, "shard_degree": 2, "layers_per_stage": (20,) * 4}),
+        launcher="trainjob,pytorchjob",
+    ),
+    "launch-kubernetes-one-node": Case(
+        document("deepspeed", {"dp": 8, "zero_stage": 3, "shard_degree": 8}, model=LLAMA_8B, recompute=FULL),
+        launcher="pytorchjob,trainjob",
+    ),
+    "launch-hosts": Case(
+        document("megatron", MEGATRON_70B | {"dp": 1, "shard_degree": 1, "layers_per_stage": (20,) * 4}),
+        launcher="slurm,mpirun",
+        hosts=("gpu-a", "gpu-b", "gpu-c", "gpu-d"),
+    ),
+    "launch-skypilot": Case(
+        document(
+            "fsdp",
+            {"dp": 16, "zero_stage": 3, "shard_degree": 16},
+            model=LLAMA_8B,
+            device=accelerator("h100-sxm-80gb"),
+        ),
+        launcher="skypilot",
+    ),
+    "launch-part-of-a-node": Case(
+        document("fsdp", {"dp": 4, "zero_stage": 3, "shard_degree": 4}, model=LLAMA_8B, recompute=FULL),
+        launcher="slurm,trainjob,skypilot,mpirun",
+    ),
     "nanotron-pipeline": Case(
         document(
             "nanotron",

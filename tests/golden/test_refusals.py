@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import yaml
 
 from planner.errors import InputError
 from planner.render import render_plan, write_files
+from planner.render.launch import Launcher
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import CASES, LLAMA_8B, MEGATRON_70B, document
 
 HOSTILE = 'x"; touch owned; $(touch owned) `touch owned` \'\n"""\ntouch owned\n#'
+
+PLAIN_ID = "xtouchownedto"
+"""What is left of the hostile id in names of jobs."""
+LAUNCHERS = ",".join(get_args(Launcher))
 
 
 def renamed(name: str, model: str) -> PlanDocument:
@@ -28,12 +34,16 @@ def renamed(name: str, model: str) -> PlanDocument:
 
 
 @pytest.mark.parametrize("name", ["megatron-dense-interleaved", "deepspeed-zero3", "fsdp-full"])
-def test_a_hostile_model_name_runs_nothing(name: str, tmp_path: Path) -> None:
-    """Quotes, back-ticks and line breaks in a name reach neither shell nor Python."""
-    write_files(tmp_path / "out", render_plan(renamed(name, HOSTILE), launcher="slurm"))
+def test_a_hostile_name_runs_nothing(name: str, tmp_path: Path) -> None:
+    """Quotes, back-ticks and line breaks in a model's name or a plan's id reach neither shell, Python nor YAML."""
+    case = renamed(name, HOSTILE).model_copy(update={"id": HOSTILE})
+    write_files(tmp_path / "out", render_plan(case, launcher=LAUNCHERS))
+    plain = render_plan(CASES[name].document.model_copy(update={"id": PLAIN_ID}), launcher=LAUNCHERS)
     for path in (tmp_path / "out").iterdir():
         if path.suffix == ".py":
             ast.parse(path.read_text())
+        if path.suffix == ".yaml":
+            assert yaml.safe_load(path.read_text()) == yaml.safe_load(plain[path.name])
         if path.suffix in (".sh", ".sbatch"):
             environment = {"PATH": "/usr/bin:/bin"}
             subprocess.run(["bash", path.name], cwd=path.parent, env=environment, capture_output=True, check=False)
@@ -64,8 +74,9 @@ def test_hosts_reach_hostfile_and_head_node() -> None:
 def test_unknown_launcher_and_framework_are_refused() -> None:
     """The error lists what can be rendered."""
     case = CASES["fsdp-full"].document
-    with pytest.raises(InputError, match="unknown launcher"):
-        render_plan(case, launcher="mpirun")
+    for wrong in ("mpi", "", "slurm,", "slurm;trainjob"):
+        with pytest.raises(InputError, match="unknown launcher"):
+            render_plan(case, launcher=wrong)
     with pytest.raises(InputError, match="this framework"):
         render_plan(case, plan=case.best.model_copy(update={"backend": "paxml"}))
 

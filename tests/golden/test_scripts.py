@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from planner.render import render_plan, write_files
 from tests.golden.plans import CASES, case_names
@@ -44,13 +45,15 @@ def test_shellcheck_has_no_objection(folder: Path) -> None:
 
 
 def test_json_and_python_parse(folder: Path) -> None:
-    """JSON files are JSON, Python modules are Python, and everything ends in exactly one newline."""
+    """JSON files are JSON, YAML files YAML, Python modules Python, and everything ends in exactly one newline."""
     for path in folder.iterdir():
         text = path.read_text(encoding="utf-8")
         assert text.endswith("\n"), path.name
         assert not text.endswith("\n\n"), path.name
         if path.suffix == ".json":
             json.loads(text)
+        if path.suffix == ".yaml":
+            assert isinstance(yaml.safe_load(text), dict)
         if path.suffix == ".py":
             ast.parse(text)
 
@@ -84,6 +87,7 @@ def started_with(folder: Path, **variables: str) -> list[str]:
             "PATH": f"{tools}:/usr/bin:/bin",
             "MEGATRON_PATH": "/opt/megatron",
             "TRAIN_SCRIPT": "train.py",
+            "HEAD_NODE": "n1",
             **variables,
         },
         capture_output=True,

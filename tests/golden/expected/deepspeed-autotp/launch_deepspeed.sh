@@ -7,6 +7,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 # Grows memory segments instead of adding new ones, which keeps fragmentation within the estimate.
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
+# Training scripts find the modules of this folder wherever they lie themselves.
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
 exec deepspeed \
   --hostfile hostfile \
   --master_addr "${HEAD_NODE:-node001}" \

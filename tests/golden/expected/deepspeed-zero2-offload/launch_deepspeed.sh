@@ -6,6 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 # Grows memory segments instead of adding new ones, which keeps fragmentation within the estimate.
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
+# Training scripts find the modules of this folder wherever they lie themselves.
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+
 exec deepspeed \
   --num_gpus 8 \
   "${TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script, which imports parallel_setup.py}" \

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# A real Slurm on loopback, for one call.
+#
+#   run_slurm.sh check NODES GPUS CPUS MEMORY_MB SCRIPT...   would the controller run these job scripts on such nodes?
+#       One line a script: the exit code of `sbatch --test-only`, a tab and what sbatch said.  Nobody runs on the nodes.
+#   run_slurm.sh run FOLDER GPUS                             runs FOLDER/job.sbatch on two nodes of this machine
+#       Exits as the job did.  GPUs are empty files: Slurm counts and hands them out, nothing opens them.
+#
+# Needs slurmctld, munged (and slurmd to run) and root.
+set -euo pipefail
+mode=$1
+shift
+
+work="$(mktemp -d)"
+daemons=()
+finish() {
+  for daemon in "${daemons[@]}"; do
+    kill "$daemon"
+    wait "$daemon"
+  done 2> /dev/null || true
+  rm -rf "$work"
+}
+trap finish EXIT
+mkdir -p "$work/state" "$work/spool"
+chmod 755 "$work"
+chown -R slurm "$work"
+port=$((20000 + RANDOM % 20000))
+export SLURM_CONF="$work/slurm.conf"
+
+# What both modes have in common: the controller, and jobs that share nodes by cores, memory and GPUs.
+cat > "$SLURM_CONF" <<CONF
+ClusterName=loopback
+SlurmctldHost=$(hostname -s)(127.0.0.1)
+SlurmctldPort=$port
+SlurmUser=slurm
+AuthType=auth/munge
+StateSaveLocation=$work/state
+SlurmdSpoolDir=$work/spool/%n
+SlurmctldPidFile=$work/controller.pid
+SlurmdPidFile=$work/%n.pid
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+GresTypes=gpu
+# A request that no node can satisfy is refused at once.
+EnforcePartLimits=ALL
+PartitionName=all Nodes=ALL Default=YES MaxTime=7-00:00:00 State=UP
+CONF
+
+# Programs of Slurm authenticate each other with munge; a daemon that runs already is used as it is.
+authenticate() {
+  if ! munge -n > /dev/null 2>&1; then
+    mkdir -p /run/munge
+    chown munge /run/munge
+    su munge -s /bin/sh -c /usr/sbin/munged
+    sleep 1
+  fi
+}
+
+# start NAME COMMAND...: a daemon, with its log kept until the end.
+start() {
+  local name=$1
+  shift
+  "$@" > "$work/$name.log" 2>&1 &
+  daemons+=("$!")
+}
+
+controller() {
+  authenticate
+  start controller slurmctld -D -f "$SLURM_CONF"
+  for _ in $(seq 40); do
+    [[ "$(scontrol ping 2> /dev/null)" == *UP* ]] && return
+    sleep 0.25
+  done
+  cat "$work/controller.log" >&2
+  return 1
+}
+
+check() {
+  local nodes=$1 gpus=$2 cpus=$3 memory=$4 script code said
+  shift 4
+  # Nodes of a cloud count as usable although nobody runs on them.
+  cat >> "$SLURM_CONF" <<CONF
+SuspendProgram=/bin/true
+ResumeProgram=/bin/true
+SuspendTime=600
+ResumeTimeout=600
+SlurmdPort=$((port + 1))
+NodeName=n[0001-$(printf %04d "$nodes")] NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory Gres=gpu:$gpus State=CLOUD
+CONF
+  printf 'NodeName=n[0001-%04d] Name=gpu Count=%d\n' "$nodes" "$gpus" > "$work/gres.conf"
+  controller
+  for script in "$@"; do
+    code=0
+    said="$(sbatch --test-only "$script" 2>&1)" || code=$?
+    printf '%s\t%s\n' "$code" "${said//$'\n'/ }"
+  done
+}
+
+run() {
+  local folder=$1 gpus=$2 node index code=0 first
+  # The leading node must have a name that resolves, and come first in the order of names.
+  first="$(hostname -s)"
+  cat >> "$SLURM_CONF" <<CONF
+ProctrackType=proctrack/pgid
+TaskPlugin=task/affinity
+# Tasks are bound to the cores they asked for, as on many clusters: who asks for none gets one.
+TaskPluginParam=autobind=cores
+SlurmdParameters=config_overrides
+NodeName=$first NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=2 RealMemory=2000 Gres=gpu:$gpus
+NodeName=zz2 NodeHostname=$first NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=2 RealMemory=2000 Gres=gpu:$gpus
+CONF
+  for node in "$first" zz2; do
+    for (( index = 0; index < gpus; index++ )); do
+      touch "$work/gpu$index"
+      echo "NodeName=$node Name=gpu File=$work/gpu$index"
+    done
+  done > "$work/gres.conf"
+  controller
+  for node in "$first" zz2; do
+    start "$node" slurmd -D -N "$node" -f "$SLURM_CONF"
+  done
+  for _ in $(seq 40); do
+    [[ "$(sinfo -h -o %T)" == idle ]] && break
+    sleep 0.25
+  done
+  cd "$folder"
+  sbatch --wait --time=2 job.sbatch || code=$?
+  if (( code )); then tail -n 20 "$work"/*.log; fi
+  return "$code"
+}
+
+"$mode" "$@"
