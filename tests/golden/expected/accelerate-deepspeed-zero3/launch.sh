@@ -2,7 +2,7 @@
 # llama3-70b on 16 GPUs (2 nodes x 8).
 # Run this script once on every node; README.md has the rank map.
 #
-#   HEAD_NODE   host name or address of the first node (every node must reach it)
+#   HEAD_NODE   host name or address of the first node (every node must reach it; default gpu-1.example.org)
 #   HEAD_PORT   a free TCP port on it (default 29500)
 #   NODE_RANK   0 to 1; set it to fix which node holds which ranks (static rendezvous).
 #               Without it the nodes are numbered in no order of yours (c10d rendezvous).
@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-# Training scripts find plan_setup.py wherever they lie themselves.
+# Training scripts find the modules of this folder wherever they lie themselves.
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 # Grows memory segments instead of adding new ones, which keeps fragmentation within the estimate.
@@ -19,6 +19,11 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 HEAD_NODE="${HEAD_NODE:-gpu-1.example.org}"
 HEAD_PORT="${HEAD_PORT:-29500}"
 if [[ -n "${NODE_RANK:-}" ]]; then
+  # A number that no node has would leave all others waiting.
+  if [[ ! "$NODE_RANK" =~ ^[0-9]+$ ]] || (( 10#$NODE_RANK >= 2 )); then
+    echo "NODE_RANK must be 0 to 1, got $NODE_RANK" >&2
+    exit 2
+  fi
   RENDEZVOUS=(--machine_rank "$NODE_RANK" --rdzv_backend static)
 else
   # c10d gives the numbers; accelerate itself would look on machine 0 whether the port is still free.

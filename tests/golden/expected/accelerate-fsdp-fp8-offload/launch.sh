@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-# Training scripts find plan_setup.py wherever they lie themselves.
+# Training scripts find the modules of this folder wherever they lie themselves.
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 # Grows memory segments instead of adding new ones, which keeps fragmentation within the estimate.

@@ -10,15 +10,20 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-# Training scripts find plan_setup.py wherever they lie themselves.
+# Training scripts find the modules of this folder wherever they lie themselves.
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 # Grows memory segments instead of adding new ones, which keeps fragmentation within the estimate.
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
-HEAD_NODE="${HEAD_NODE:-node001}"
+HEAD_NODE="${HEAD_NODE:?set HEAD_NODE to the name or address of the first node}"
 HEAD_PORT="${HEAD_PORT:-29500}"
 if [[ -n "${NODE_RANK:-}" ]]; then
+  # A number that no node has would leave all others waiting.
+  if [[ ! "$NODE_RANK" =~ ^[0-9]+$ ]] || (( 10#$NODE_RANK >= 8 )); then
+    echo "NODE_RANK must be 0 to 7, got $NODE_RANK" >&2
+    exit 2
+  fi
   RENDEZVOUS=(--machine_rank "$NODE_RANK" --rdzv_backend static)
 else
   # c10d gives the numbers; accelerate itself would look on machine 0 whether the port is still free.
