@@ -22,8 +22,7 @@ from planner.backends.megatron import (
 )
 from planner.backends.nanotron import Nanotron
 from planner.backends.torchtitan import COMPILED_HABITS, EAGER_HABITS, Torchtitan
-from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
-from planner.specs.cluster import Cluster
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 

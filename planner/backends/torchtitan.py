@@ -8,8 +8,9 @@ pipeline keeps them; stage 2 keeps them everywhere ("never"); stage 0 replicates
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class Torchtitan(Fsdp):
     versions = "torchtitan >=0.3,<0.4"
     rules = RULES
     expert_degrees = True
+    habit_settings: ClassVar[Mapping[str, str]] = {"fused_kernels": "--compile.enable"}
     habits = replace(
         COMPILED_HABITS,
         loss_bytes_per_logit=loss_bytes,

@@ -18,7 +18,13 @@ from planner.backends.common_rules import (
     schedule_rule,
     zero_stages,
 )
-from planner.backends.fsdp_rules import FP8_DENSE, OFFLOAD_NEEDS_SHARDING, OFFLOAD_WHOLE, SHARD_COVERS_CONTEXT
+from planner.backends.fsdp_rules import (
+    FP8_DENSE,
+    KEPT_WEIGHTS_NEED_SHARDS,
+    OFFLOAD_NEEDS_SHARDING,
+    OFFLOAD_WHOLE,
+    SHARD_COVERS_CONTEXT,
+)
 from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate
 from planner.specs.batch import BoolArray, IntArray
 from planner.specs.model import BiasSpec, ModelSpec
@@ -308,14 +314,6 @@ PIPELINE_SHARDING = predicate(
     source="torchtitan/distributed/fsdp.py (get_fsdp_reshard_after_forward_policy)",
 )
 
-SHARDS_NEEDED = predicate(
-    "shards-needed",
-    lambda c: (c.batch.zero_stage != 2) | (c.batch.shard_degree > 1),
-    lambda c, i: f"zero_stage(2) with shard_degree({c.batch.shard_degree[i]}), must be more than 1",
-    reason="Weights kept whole on a shard group of one GPU are replicated, which is stage 0.",
-    source=FULLY_SHARD,
-)
-
 RULES: tuple[Rule, ...] = (
     gpu_vendor("torchtitan"),
     MODEL_FAMILY,
@@ -337,7 +335,7 @@ RULES: tuple[Rule, ...] = (
     INTERLEAVED_ROUNDS,
     zero_stages((0, 2, 3), "fully_shard replicates (0), keeps gathered weights (2) or frees them (3).", FULLY_SHARD),
     PIPELINE_SHARDING,
-    SHARDS_NEEDED,
+    KEPT_WEIGHTS_NEED_SHARDS,
     NO_SECONDARY_SHARD,
     HEADS_OVER_TP,
     KV_HEADS_OVER_TP,

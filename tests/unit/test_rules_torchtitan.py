@@ -129,7 +129,7 @@ CASES = [
     RuleCase("interleaved-rounds", chunks, {"job": make_job(global_batch=9 * 32)}, ("micro-batches(9)", "rounds(2)")),
     RuleCase("zero-stage", sharded, {"zero_stage": 1}, ("zero_stage(1)", "0, 2, 3")),
     RuleCase("pipeline-sharding", pipeline, {"zero_stage": 2}, ("zero_stage(2)", "pp(4)")),
-    RuleCase("shards-needed", hybrid, {"shard_degree": 1}, ("shard_degree(1)",)),
+    RuleCase("stage-2-needs-shards", hybrid, {"shard_degree": 1}, ("shard_degree(1)",)),
     RuleCase("no-secondary-shard", sharded, {"secondary_shard_degree": 8}, ("8",)),
     RuleCase("heads-over-tp", tensor, {"model": llama70b().model_copy(update={"heads": 60})}, ("60", "= 4")),
     RuleCase("kv-heads-over-tp", tensor, {"tp": 16, "dp": 8, "shard_degree": 8}, ("kv_heads(8) % tp(16) = 8",)),
