@@ -192,8 +192,9 @@ def notes(model: ModelSpec, job: Job, strategy: Strategy) -> tuple[str, ...]:
             "nanotron cannot create weights at random under context parallelism, and its random tokens do not fit it: "
             f"start the same file once with `context_parallel_size: 1`, `dp: {strategy.dp * strategy.cp}`, "
             f"`sequence_length: {_SHORT * strategy.tp}`, `dataset: null`, `save_initial_state: true` and "
-            "`resume_checkpoint_path: null`, and stop it when the checkpoint of step 0 is written (weights do not depend "
-            "on the length of a sequence). Then set `resume_checkpoint_path` to `checkpoints/0` and name real data."
+            "`resume_checkpoint_path: null`, and stop it when the checkpoint of step 0 is written (weights do not "
+            "depend on the length of a sequence). Then set `resume_checkpoint_path` to `checkpoints/0` and name real "
+            "data."
         )
         texts.append(
             "Each context-parallel rank holds one run of the sequence, so the last one attends to most tokens and the "
