@@ -31,6 +31,9 @@ all micro-batches before the first backward pass."""
 RING_HEADS = 1
 """Key/value heads that ring attention gathers at a time; must divide those of a rank."""
 
+_SHORT = 1024
+"""Tokens for each tensor-parallel rank of a run that only creates weights."""
+
 DATA_FOLDER = "/REPLACE/with/tokenized/data"
 TOKENIZER = "REPLACE/with-your-tokenizer"
 WEIGHTS = "/REPLACE/with/nanotron/checkpoint"
@@ -187,10 +190,11 @@ def notes(model: ModelSpec, job: Job, strategy: Strategy) -> tuple[str, ...]:
     if strategy.cp > 1:
         texts.append(
             "nanotron cannot create weights at random under context parallelism, and its random tokens do not fit it: "
-            f"run the same file once with `context_parallel_size: 1`, `dp: {strategy.dp * strategy.cp}`, "
-            "`dataset: null`, `train_steps: 1`, "
-            "`save_initial_state: true` and no `resume_checkpoint_path`, then set `resume_checkpoint_path` to the "
-            "folder it saved and name real data."
+            f"start the same file once with `context_parallel_size: 1`, `dp: {strategy.dp * strategy.cp}`, "
+            f"`sequence_length: {_SHORT * strategy.tp}`, `dataset: null`, `save_initial_state: true` and "
+            "`resume_checkpoint_path: null`, and stop it when the checkpoint of step 0 is written (weights do not "
+            "depend on the length of a sequence). Then set `resume_checkpoint_path` to `checkpoints/0` and name real "
+            "data."
         )
         texts.append(
             "Each context-parallel rank holds one run of the sequence, so the last one attends to most tokens and the "
