@@ -7,6 +7,7 @@ theirs holds (sequence length, attention) is read from a rendered ``plan_setup.p
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -47,6 +48,9 @@ OTHER_TYPES = (
 )
 
 SETUP_MODULE = "plan_setup.py"
+
+_TYPE = re.compile(r"""^distributed_type\s*:|"distributed_type"\s*:""", re.M)
+"""The key that accelerate insists on, at the top level of YAML or anywhere in JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,12 @@ class TrainingArgumentsReader:
         elif says.sharding is not None:
             configuration = _fsdp(says.section, says.sharding, says, machines, mesh, None)
         else:
+            says.section.notes.add(
+                "sharding-elsewhere",
+                "note",
+                "neither fsdp nor deepspeed is set, so nothing is sharded unless accelerate's own file says so",
+                hint="give the configuration that accelerate launch was started with, too",
+            )
             configuration = _replicated(says.section, says, machines, None)
         told = replace(configuration, format="Hugging Face TrainingArguments")
         return _with_setup(_collected(told, says.section, says), files)
@@ -125,11 +135,7 @@ def _find_config(files: Files) -> str | None:
     for name in sorted(files):
         if name.endswith((".py", ".sh", ".md", ".sbatch", ".toml")):
             continue
-        text = files[name]
-        lines = [line.strip().lstrip("\"'") for line in text.splitlines() if not line.startswith((" ", "#", "\t"))]
-        if name.endswith(".json") or text.lstrip().startswith("{"):
-            lines = [line.strip().lstrip("\"'{ ") for line in text.splitlines()]
-        if any(line.startswith("distributed_type") for line in lines):
+        if _TYPE.search(files[name]):
             return name
     return None
 

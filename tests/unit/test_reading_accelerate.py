@@ -344,6 +344,13 @@ def test_arguments_alone_have_the_trainers_defaults() -> None:
     found = read(None, {"output_dir": "out", "per_device_train_batch_size": None, "max_length": 4096})
     s = found.strategy
     assert (s.micro_batch, s.grad_accum, found.seq_len, found.precision, found.gpus) == (8, 1, 4096, "fp32", None)
+    assert (s.zero_stage, ids(found)) == (0, ["sharding-elsewhere"])
+
+
+def test_json_configuration_in_one_line() -> None:
+    """accelerate takes JSON by the file's ending, whatever the order of keys."""
+    found = read_configuration({"config.json": json.dumps({"num_processes": 8, **FSDP2, "num_machines": 1})})
+    assert (found.backend, found.strategy.dp) == ("accelerate-fsdp", 16)
 
 
 @pytest.mark.parametrize(
