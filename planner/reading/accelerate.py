@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.reading import huggingface_keys as keys
-from planner.reading.accelerate_deepspeed import read_deepspeed
+from planner.reading.deepspeed import read_deepspeed
 from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.huggingface_fsdp import Sharding, yaml_sharding
 from planner.reading.huggingface_values import Section, read_json, read_yaml, shown

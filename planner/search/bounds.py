@@ -65,16 +65,24 @@ def fits_at_all(inner: Inner) -> tuple[Needs, BoolArray]:
     if inner.group.free:
         enough = sufficient(inner, everything, inner.fraction(steps))
     else:
-        enough = _fixed_fits(inner, everything, steps)
+        steps, enough = _fixed_fits(inner, everything, steps)
     counted = inner.group.counted.astype(np.int64)
     least_step = np.minimum(inner.group.steps, 1)
     possible = enough & (most_steps >= least_step)
     return Needs(counted, least_step, steps), possible
 
 
-def _fixed_fits(inner: Inner, recomputed: IntArray, steps: IntArray) -> BoolArray:
+def _fixed_fits(inner: Inner, recomputed: IntArray, steps: IntArray) -> tuple[IntArray, BoolArray]:
+    """The most offload steps, at most ``steps``, that the host memory of a fixed layout takes, and which candidates fit
+    with them; ``host_steps`` knows only the average rank."""
     rows = np.arange(len(inner))
-    return inner.fits(inner.price(rows, inner.group.batch.stage_layers, recomputed, steps))
+    least = np.minimum(inner.group.steps, 1)
+    while True:
+        result = inner.price(rows, inner.group.batch.stage_layers, recomputed, steps)
+        fewer = (result.host_memory_bytes_per_node > inner.limits.host_bytes) & (steps > least)
+        if not fewer.any():
+            return steps, inner.fits(result)
+        steps = steps - fewer
 
 
 def needs_of(inner: Inner, loose: Needs) -> Needs:
