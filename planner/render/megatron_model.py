@@ -79,7 +79,13 @@ def _positions(model: ModelSpec) -> list[Flag]:
     if model.position == "rope":
         rope = [flag("--position-embedding-type", "rope")]
         # Latent attention would otherwise default to YaRN scaling.
-        return rope + ([flag("--rope-type", "rope")] if model.mla is not None else [])
+        if model.mla is None:
+            return rope
+        return [
+            *rope,
+            flag("--rope-type", "rope"),
+            flag("--no-rope-fusion", remark="latent attention has the fused kernel with YaRN only"),
+        ]
     return [flag("--position-embedding-type", "none")]
 
 
