@@ -35,12 +35,6 @@ config = DeepSpeedConfig(json.load(open(sys.argv[1])), Groups())
 print(config.train_batch_size)
 """
 
-MEGATRON_CHECK = """
-import argparse, sys
-from megatron.training.arguments import add_megatron_arguments
-add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False)).parse_args(sys.argv[1:])
-"""
-
 
 def has(module: str) -> bool:
     """Whether the interpreter used for the check finds ``module``."""
@@ -69,20 +63,3 @@ def test_deepspeed_reads_its_configuration(name: str, tmp_path: Path) -> None:
     # With AutoTP alone DeepSpeed counts tensor-parallel ranks as replicas, whatever groups it is given.
     counted = strategy.global_batch * (strategy.tp if strategy.tp > 1 else 1)
     assert int(result.stdout.split()[-1]) in (strategy.global_batch, counted)
-
-
-@pytest.mark.skipif(not has("megatron"), reason="megatron-core is not installed")
-@pytest.mark.parametrize("name", case_names("megatron"))
-def test_megatron_knows_every_argument(name: str, tmp_path: Path) -> None:
-    """Megatron's own argument parser takes all four arrays."""
-    write_files(tmp_path / "out", render_plan(CASES[name].document))
-    arrays = '"${MODEL_ARGS[@]}" "${PARALLEL_ARGS[@]}" "${TRAIN_ARGS[@]}" "${DATA_ARGS[@]}"'
-    result = subprocess.run(
-        ["bash", "-c", f'source ./megatron_args.sh && exec "$0" -c "$1" {arrays}', PYTHON, MEGATRON_CHECK],
-        cwd=tmp_path / "out",
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": str(CASES[name].document.best.strategy.gpus)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]

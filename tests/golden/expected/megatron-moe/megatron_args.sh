@@ -19,6 +19,7 @@ MODEL_ARGS=(
   --max-position-embeddings 4096
   --position-embedding-type rope
   --rope-type rope
+  --no-rope-fusion  # latent attention has the fused kernel with YaRN only
   --normalization RMSNorm
   --swiglu
   --disable-bias-linear
