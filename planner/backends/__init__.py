@@ -5,12 +5,15 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from planner.backends.base import Backend
+from planner.backends.bridge import MegatronBridge
 from planner.backends.deepspeed import DeepSpeed
 from planner.backends.fsdp import Fsdp
 from planner.backends.megatron import Megatron
 from planner.errors import InputError
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Megatron(), DeepSpeed(), Fsdp())}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Megatron(), DeepSpeed(), Fsdp(), MegatronBridge())
+}
 """Every backend by its name."""
 
 COMPARED = ("megatron", "deepspeed", "fsdp")

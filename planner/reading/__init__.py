@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from planner.errors import InputError
+from planner.reading.bridge import MegatronBridgeOverrides
 from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
 from planner.reading.megatron import MegatronArguments, MegatronDump
 
 __all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
 
-READERS: tuple[Reader, ...] = (MegatronDump(), MegatronArguments())
+READERS: tuple[Reader, ...] = (MegatronDump(), MegatronBridgeOverrides(), MegatronArguments())
 """Every format, the most specific first."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from planner.backends import get_backend
 from planner.errors import InputError
-from planner.render import deepspeed, fsdp, megatron
+from planner.render import bridge, deepspeed, fsdp, megatron
 from planner.render.bundle import Bundle
 from planner.render.files import write_files
 from planner.render.launch import checked_launcher, deepspeed_scripts, slurm_script, torchrun_script
@@ -24,6 +24,7 @@ _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "megatron": megatron.build,
     "deepspeed": deepspeed.build,
     "fsdp": fsdp.build,
+    "megatron-bridge": bridge.build,
 }
 
 RENDERED_BACKENDS = tuple(_BUILDERS)

@@ -523,4 +523,4 @@ def test_any_text() -> None:
                 try:
                     read_configuration({"f": "".join(text)}, reader=reader)
                 except InputError as problem:
-                    assert problem.where
+                    assert problem.where  # noqa: PT017

@@ -146,7 +146,7 @@ def test_scripts_without_end(text: str) -> None:
     try:
         read(text)
     except InputError as problem:
-        assert problem.where
+        assert problem.where  # noqa: PT017
 
 
 def test_any_bytes() -> None:
