@@ -19,8 +19,12 @@ from planner.reading.megatron import Source, configuration_of
 from planner.reading.megatron_flags import Stated
 from planner.reading.shell import Launch, entry_scripts, launches, read_script
 
-_SECTIONS = ("model", "train", "ddp", "optimizer", "mixed_precision", "dataset", "tokenizer", "dist", "checkpoint")
-_OVERRIDE = re.compile(r"(?:\+{0,2})((?:" + "|".join(_SECTIONS) + r"|scheduler|validation|logger|rng)\.[\w.]+)=(.*)")
+_OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*\.[\w.]+|mixed_precision)=(.*)")
+_UNREAD_SECTIONS = frozenset(
+    {"comm_overlap", "peft", "profiling", "ft", "straggler", "nvrx_straggler", "tensor_inspect", "inprocess_restart"}
+    | {"rerun_state_machine", "optimizer_config_override_provider", "env_vars"}
+)
+"""Sections of the configuration whose fields are not read."""
 _FIRM = re.compile(
     r"(?:^|\s)(?:model\.(?:tensor_model_parallel_size|pipeline_model_parallel_size|num_layers)|train\.micro_batch_size)="
 )
@@ -81,7 +85,7 @@ class MegatronBridgeOverrides:
             launch.gpus if launch else None,
             launch.per_node if launch else None,
             launch.environment if launch else None,
-            missing,
+            (*missing, *(f"{o.field}={o.text}" for o in given if o.field.partition(".")[0] in _UNREAD_SECTIONS)),
         )
         found = configuration_of(source, self.title)
         return replace(
@@ -135,6 +139,8 @@ def _stated(given: list[_Override]) -> Stated:
     sections: dict[str, str] = {}
     for override in given:
         sections[override.field] = override.text
+        if override.field.partition(".")[0] in _UNREAD_SECTIONS:
+            continue
         if override.field not in known_fields() and override.field != "mixed_precision":
             _unknown(stated, override)
         elif override.text == "" or "$" in override.text:
@@ -206,7 +212,7 @@ def _mixed_precision(stated: Stated, name: str) -> None:
     known = _PRECISIONS.get(name.replace("-", "_") if name != "None" else name)
     if known is None:
         stated.values.pop("bf16", None)
-        stated.unresolved["mixed_precision"] = name
+        stated.unresolved["bf16"] = f"({name})"
         return
     if "bf16" not in known:
         stated.values["bf16"] = False

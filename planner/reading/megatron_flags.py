@@ -141,6 +141,8 @@ class Stated:
         self.used.add(name)
         if self.values.get(name):
             return True
+        if name in self.unresolved:
+            return None
         return False if self.complete or name in self.cleared else None
 
     def bad_value(self, name: str, text: str, allowed: str) -> None:

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from planner.backends.bridge_fields import LISTS, PRECISION, RECIPE, RECIPE_SWITCHES, SWITCHES, VALUES
@@ -21,6 +22,12 @@ _IMPLIED = frozenset(
     {"group-query-attention", "max-position-embeddings", "bf16", "fp16", "no-create-attention-mask-in-dataloader"}
 )
 """Arguments that other fields say, or that are Megatron-Bridge's default (no attention mask from the data set)."""
+
+_MENTIONED = {
+    "rotary-base": "model.rotary_base",
+    "moe-router-topk-scaling-factor": "model.moe_router_topk_scaling_factor",
+}
+"""Arguments that the guide speaks of and no plan sets."""
 
 OVERRIDES_FILE = "bridge_overrides.txt"
 
@@ -64,7 +71,7 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
         ),
         topology=megatron.topology(strategy, request.cluster),
         expert_topology=megatron.expert_topology(strategy, request.cluster) if request.model.moe is not None else None,
-        notes=tuple(model_notes(request.model)),
+        notes=tuple(_respelt(note) for note in model_notes(request.model)),
         files_told={
             OVERRIDES_FILE: "every setting of the plan, as section.field=value",
             "pretrain_bridge.py": "the recipe with these settings; refuses a field that does not exist",
@@ -129,11 +136,21 @@ def _setup(cluster: Cluster, strategy: Strategy) -> tuple[str, ...]:
         "Nothing else is needed for the first run: the recipe trains on mock data; set `dataset.blend` and the "
         "tokenizer for your own.",
     )
-    return (*needed, *megatron.setup(cluster, strategy)[2:])
+    return (*needed, *(_respelt(line) for line in megatron.setup(cluster, strategy)[2:]))
 
 
-def _respelt(line: str) -> str:
+def _respelt(text: str) -> str:
     """Advice with fields in place of arguments."""
-    for name, field in {**VALUES, **LISTS, **{name: field for name, (field, _) in SWITCHES.items()}}.items():
-        line = line.replace(f"--{name} ", f"{field}=").replace(f"--{name}`", f"{field}`")
-    return line
+
+    def field(found: re.Match[str]) -> str:
+        name, after = found[1], found[2]
+        if name in SWITCHES:
+            where, value = SWITCHES[name]
+            return f"{where}={value}{after}"
+        where = VALUES.get(name) or LISTS.get(name) or _MENTIONED.get(name, "")
+        if not where:
+            return found[0]
+        # A value follows after a space; a quotation mark ends the mention of a field.
+        return f"{where}=" if after == " " else f"{where}{after}"
+
+    return re.sub(r"--([a-z][a-z0-9-]*)([ `])", field, text)

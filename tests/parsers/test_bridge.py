@@ -109,7 +109,7 @@ DENSE = "megatron-bridge-dense"
 BROKEN: tuple[tuple[str, dict[str, str | None], str, bool], ...] = (
     # name, changed fields (None: left out), id of our rule or finding, whether Megatron-Bridge refuses it, too
     ("heads over tp", {"model.tensor_model_parallel_size": "6"}, "world-size", True),
-    ("batch", {"train.global_batch_size": "514"}, "batch-divisible", True),
+    ("batch", {"train.global_batch_size": "513"}, "batch-divisible", True),
     (
         "sequence",
         {"model.context_parallel_size": "4", "model.seq_length": "8190", "dataset.seq_length": "8190"},
@@ -123,7 +123,7 @@ BROKEN: tuple[tuple[str, dict[str, str | None], str, bool], ...] = (
     ("layout", {"model.pipeline_model_parallel_layout": "Et*19|t*21|t*21|t*18L"}, "layers-assigned", True),
     ("offload", {"optimizer.optimizer_cpu_offload": "True"}, "offload-needs-precision-aware", False),
     ("chunks", {"model.virtual_pipeline_model_parallel_size": "3"}, "layers-over-virtual-stages", False),
-    ("few micro-batches", {"train.global_batch_size": "8"}, "interleaved-micro-batches", False),
+    ("few micro-batches", {"train.global_batch_size": "4"}, "interleaved-micro-batches", False),
     (
         "gather without shards",
         {"ddp.use_distributed_optimizer": "False", "optimizer.use_distributed_optimizer": "False"},
