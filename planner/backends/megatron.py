@@ -9,6 +9,8 @@ mxfp8 on Blackwell: delayed scaling would forbid recomputing norms and expert ac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -173,6 +175,13 @@ def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     inside = {"moe_act", "shared_experts"} if "moe" in modules else set()
     chosen = [known[name] for name in modules if name in known and name not in inside]
     return _joined(*chosen) if chosen else NONE
+
+
+def stated_kind(modules: Sequence[str], model: ModelSpec) -> RecomputeKind:
+    """The kind of any --recompute-modules list, under exactly the names that a configuration gives: with it among the
+    kinds, ``from_strategy`` finds the strategy that was read."""
+    kind = joined_kind(list(modules), model)
+    return replace(kind, id="+".join(modules), mode="selective", modules=tuple(modules))
 
 
 def _beside_prediction_blocks(model: ModelSpec, stages: int, chunked: bool) -> tuple[int, ...]:

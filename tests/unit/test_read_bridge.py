@@ -191,8 +191,8 @@ def test_the_rendered_script_reads_values(tmp_path: Path) -> None:
     assert script["parsed"]("model.recompute_modules", "[moe_act,mla_up_proj]") == ["moe_act", "mla_up_proj"]
     assert script["parsed"]("model.window_size", "[128,0]") == [128, 0]
     assert script["parsed"]("model.moe_layer_freq", "([0]*3+[1]*58)") == [0] * 3 + [1] * 58
+    (tmp_path / "bad.txt").write_text("nonsense\n")
     with pytest.raises(SystemExit, match=r"section\.field=value"):
-        (tmp_path / "bad.txt").write_text("nonsense\n")
         list(script["stated"]([str(tmp_path / "bad.txt")]))
 
 

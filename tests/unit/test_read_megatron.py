@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from planner.backends.base import StateFormat
-from planner.backends.megatron import te_loss_bytes
+from planner.backends.base import NONE, StateFormat
+from planner.backends.megatron import stated_kind, te_loss_bytes
+from planner.catalog import load_model
 from planner.cost.params import total_params
 from planner.errors import InputError
 from planner.reading import Configuration, read_configuration
 from planner.reading.megatron_layout import layout_stages
 from planner.reading.megatron_model import list_expression
 from planner.render import render_plan
+from planner.specs.convert import from_strategy
 from planner.specs.plan import PlanDocument
-from planner.specs.strategy import Offload, Recompute
+from planner.specs.strategy import Offload, Recompute, Strategy
 from tests.random_plans import corner_plans, random_plans
 
 BASE = (
@@ -183,6 +185,19 @@ def test_recomputation(arguments: str, recompute: Recompute) -> None:
     assert read(arguments).strategy.recompute == recompute
 
 
+def test_any_module_list_can_be_priced() -> None:
+    """Combinations that plans do not offer become a kind of the stated names."""
+    modules = ("moe", "moe_act", "layernorm")
+    model = load_model("mixtral-8x7b").spec
+    kind = stated_kind(modules, model)
+    assert kind.modules == modules
+    assert kind.drops >= {"expert_up", "norm_output"}
+    strategy = Strategy(
+        layers_per_stage=(32,), global_batch=8, seq_len=2048, recompute=Recompute(mode="selective", modules=modules)
+    )
+    assert from_strategy(strategy, (NONE, kind)).recompute_kind.tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "severity", "finding"),
     [
@@ -238,6 +253,9 @@ def test_recomputation(arguments: str, recompute: Recompute) -> None:
         ),
         ("--window-size none", "error", "value-of-wrong-form"),
         ("--hybrid-layer-pattern M*M*", "warning", "model-described-elsewhere"),
+        ("--num-experts 4 --moe-router-topk 8 --moe-grouped-gemm", "error", "model-contradicts-itself"),
+        ("--num-layers 999999", "error", "model-contradicts-itself"),
+        ("--pipeline-model-parallel-size 999999999", "error", "stages-within-layers"),
     ],
 )
 def test_findings(arguments: str, severity: str, finding: str) -> None:
