@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 from planner.backends.accelerate import AccelerateDeepSpeed, AccelerateFsdp
 from planner.backends.base import Backend
+from planner.backends.bridge import MegatronBridge
 from planner.backends.deepspeed import DeepSpeed
 from planner.backends.fsdp import Fsdp
 from planner.backends.megatron import Megatron
@@ -19,6 +20,7 @@ BACKENDS: dict[str, Backend] = {
         Megatron(),
         DeepSpeed(),
         Fsdp(),
+        MegatronBridge(),
         AccelerateFsdp(),
         AccelerateDeepSpeed(),
         Torchtitan(),

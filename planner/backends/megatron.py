@@ -9,7 +9,8 @@ mxfp8 on Blackwell: delayed scaling would forbid recomputing norms and expert ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -176,6 +177,13 @@ def joined_kind(modules: list[str], model: ModelSpec) -> RecomputeKind:
     return _joined(*chosen) if chosen else NONE
 
 
+def stated_kind(modules: Sequence[str], model: ModelSpec) -> RecomputeKind:
+    """The kind of any --recompute-modules list, under exactly the names that a configuration gives: with it among the
+    kinds, ``from_strategy`` finds the strategy that was read."""
+    kind = joined_kind(list(modules), model)
+    return replace(kind, id="+".join(modules), mode="selective", modules=tuple(modules))
+
+
 def _beside_prediction_blocks(model: ModelSpec, stages: int, chunked: bool) -> tuple[int, ...]:
     """Layers of each stage where the last one also holds prediction blocks and their passes through the head."""
     h, moe = model.hidden, model.moe
@@ -262,7 +270,7 @@ class Megatron(Backend):
 
     def named_recompute(self, modules: tuple[str, ...], model: ModelSpec) -> RecomputeKind | None:
         """Any list of --recompute-modules; the default is core_attn."""
-        return joined_kind(list(modules or ("core_attn",)), model)
+        return stated_kind(modules or ("core_attn",), model)
 
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
         if vpp > 1:

@@ -96,9 +96,15 @@ class Ends:
         dense = table + (bias + projections) / work.tp + norm
         if not model.mtp_layers:
             return self._end(dense, work.zeros(), table)
+        if not model.tied:
+            # The blocks embed the next tokens: off the first stage they hold the table once more
+            # (megatron/core/models/gpt/gpt_model.py, mtp_process).
+            copy = np.where(work.batch.pp > 1, self._table, 0.0)
+            dense, table = dense + copy, table + copy
         blocks = [layer_weights(work, kind) for kind in model.prediction_kinds()]
         inside = sum(layer_params(model, kind).total for kind in model.prediction_kinds())
         joint = mtp_params(model) - model.mtp_layers * inside
+        norms = 3 * model.mtp_layers * norm_size(model, model.hidden)
         repeated = Weights(sum((b.dense for b in blocks), work.zeros()), sum((b.expert for b in blocks), work.zeros()))
-        dense = dense + model.mtp_layers * repeated.dense + joint / work.tp
+        dense = dense + model.mtp_layers * repeated.dense + (joint - norms) / work.tp + norms
         return self._end(dense, model.mtp_layers * repeated.expert, table)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.reading.accelerate import AccelerateReader, TrainingArgumentsReader
+from planner.reading.bridge import MegatronBridgeOverrides
 from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
 from planner.reading.deepspeed import DeepSpeedReader
 from planner.reading.fsdp_module import FsdpModuleReader
@@ -26,6 +27,7 @@ READERS: tuple[Reader, ...] = (
     TrainingArgumentsReader(),
     DeepSpeedReader(),
     MegatronDump(),
+    MegatronBridgeOverrides(),
     MegatronArguments(),
 )
 """Every format, the most specific first."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.reading import huggingface_keys as keys
-from planner.reading.deepspeed import read_deepspeed
 from planner.reading.configuration import Configuration, Files, StatedStrategy
+from planner.reading.deepspeed import read_deepspeed
 from planner.reading.huggingface_fsdp import Sharding, yaml_sharding
 from planner.reading.huggingface_values import Section, read_json, read_yaml, shown
 from planner.reading.training_arguments import (

@@ -64,7 +64,7 @@ _NOT_MODELLED: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """Where arguments came from."""
 
     stated: Stated
@@ -85,7 +85,7 @@ class MegatronArguments:
         return any(_MARKS.search(text) and "\x00" not in text for text in files.values()) and not _dumped(files)
 
     def read(self, files: Files) -> Configuration:
-        return _configuration(_from_script(files), self.title)
+        return configuration_of(_from_script(files), self.title)
 
 
 class MegatronDump:
@@ -98,13 +98,13 @@ class MegatronDump:
         return _dumped(files)
 
     def read(self, files: Files) -> Configuration:
-        return _configuration(_from_dump(files), self.title)
+        return configuration_of(_from_dump(files), self.title)
 
 
 # --- Where the arguments stand
 
 
-def _from_script(files: Files) -> _Source:
+def _from_script(files: Files) -> Source:
     """The first command that starts a training script with Megatron's arguments."""
     for name, text in files.items():
         if "\x00" in text:
@@ -129,7 +129,7 @@ def _from_script(files: Files) -> _Source:
     arguments = list(launch.arguments)
     stated = from_words(arguments, own_script=own)
     started = launch.launcher not in ("", "python")
-    return _Source(
+    return Source(
         stated,
         name,
         launch.gpus,
@@ -178,7 +178,7 @@ def _dumped(files: Files) -> bool:
     return False
 
 
-def _from_dump(files: Files) -> _Source:
+def _from_dump(files: Files) -> Source:
     pairs: list[tuple[str, str, str]] = []
     world: list[tuple[str, str, str]] = []
     frames: set[bool] = set()
@@ -204,13 +204,13 @@ def _from_dump(files: Files) -> _Source:
     complete = frames == {False, True} and len(pairs) >= _FULL_DUMP
     stated = from_log([*pairs, *world], complete=complete)
     unread = () if complete else ("arguments that the excerpt does not show",)
-    return _Source(stated, name, stated.integer("world-size"), unread=unread)
+    return Source(stated, name, stated.integer("world-size"), unread=unread)
 
 
 # --- What they say
 
 
-def _configuration(source: _Source, title: str) -> Configuration:
+def configuration_of(source: Source, title: str) -> Configuration:
     stated = source.stated
     tp = stated.integer("tensor-model-parallel-size", 1)
     cp = stated.integer("context-parallel-size", 1 if stated.complete else None)

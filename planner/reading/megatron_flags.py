@@ -121,7 +121,7 @@ class Stated:
         if text is None:
             absent = self.complete or name in self.cleared
             return default if absent and name not in self.unresolved else None
-        if re.fullmatch(r"[+-]?\d{1,12}", text) and int(text) >= least:
+        if re.fullmatch(r"[+-]?\d{1,9}", text) and int(text) >= least:
             return int(text)
         self.bad_value(name, text, f"a whole number of at least {least}")
         return None
@@ -141,6 +141,8 @@ class Stated:
         self.used.add(name)
         if self.values.get(name):
             return True
+        if name in self.unresolved:
+            return None
         return False if self.complete or name in self.cleared else None
 
     def bad_value(self, name: str, text: str, allowed: str) -> None:

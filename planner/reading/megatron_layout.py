@@ -160,6 +160,9 @@ def _rank_layers(stated: Stated, layers: int, pp: int) -> list[int] | None:
     flags = ["decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers", "pipeline-model-parallel-size"]
     if first is None and last is None:
         total = layers + embedding + loss
+        if pp > total:
+            _refuse(stated, "stages-within-layers", f"pp({pp}) stages for {total} layers", flags[2:])
+            return None
         if total % pp:
             _refuse(
                 stated,
@@ -177,6 +180,9 @@ def _rank_layers(stated: Stated, layers: int, pp: int) -> list[int] | None:
             "counts of the first or last stage do not go with embedding or loss counted as layers",
             flags,
         )
+        return None
+    if pp > layers:
+        _refuse(stated, "stages-within-layers", f"pp({pp}) stages for {layers} layers", flags[2:])
         return None
     middle = pp - (first is not None) - (last is not None)
     rest = layers - (first or 0) - (last or 0)

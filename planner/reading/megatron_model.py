@@ -54,11 +54,16 @@ def model_of(stated: Stated, name: str) -> ModelSpec | None:
         model = ModelSpec(name=named or name, vocab=vocab, **dimensions)
     except ValidationError as problem:
         words = problem.errors()[0]["msg"].removeprefix("Value error, ")
-        stated.note(Finding(id="model-contradicts-itself", severity="error", message=words, where="--hidden-size"))
+        _contradicts(stated, words)
         return None
     if named is not None:
         _compare(stated, model)
     return model
+
+
+def _contradicts(stated: Stated, message: str) -> None:
+    where = stated.place("num-layers", "hidden-size")
+    stated.note(Finding(id="model-contradicts-itself", severity="error", message=message, where=where))
 
 
 _COMPARED = {
@@ -92,7 +97,11 @@ def _dimensions(stated: Stated) -> dict[str, Any] | None:
     """Fields of the model except its name and vocabulary."""
     layers, hidden = stated.integer("num-layers"), stated.integer("hidden-size")
     heads = stated.integer("num-attention-heads")
-    if layers is None or hidden is None or heads is None or layers > _MAX_LAYERS:
+    if layers is None or hidden is None or heads is None:
+        return None
+    experts, top_k = stated.integer("num-experts"), stated.integer("moe-router-topk", 2)
+    if layers > _MAX_LAYERS or (experts is not None and (top_k or 1) > experts):
+        _contradicts(stated, f"num-layers({layers}), num-experts({experts}), top-k({top_k}) describe no model")
         return None
     gated, activation = _activation(stated)
     ffn = stated.integer("ffn-hidden-size", _default_ffn(stated, hidden))

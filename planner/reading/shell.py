@@ -285,10 +285,11 @@ class _Machine:
         self.variables: dict[str, list[Word]] = {}
         self.exported: set[str] = set()
         self.running: list[str] = []
+        self.before: list[Word] = []
         self.written = 0
 
     def file(self, name: str) -> None:
-        text = self.files[name]
+        text = self.files[name].lstrip("\ufeff")
         for line in text.splitlines():
             found = re.match(r"#SBATCH\s+(-\S+?)(?:[=\s]\s*(\S+))?\s*(?:#.*)?$", line)
             if found:
@@ -771,13 +772,15 @@ class _Runner:
             kind, word = inner
             if kind == "text" and len(machine.running) <= _MAX_DEPTH:
                 machine.running.append("")
+                outer, machine.before = machine.before, [*machine.before, *_launcher_words(words)]
                 file, _, line = word.where.rpartition(":")
                 machine.text(word.text, file, int(line) if line.isdigit() else 1)
+                machine.before = outer
                 machine.running.pop()
                 return
             if kind == "file" and machine.sourced(word.text):
                 return
-        shown_words = tuple(Word(shown(word.text), word.where, word.unset) for word in words)
+        shown_words = tuple(Word(shown(word.text), word.where, word.unset) for word in [*machine.before, *words])
         machine.script.commands.append(Command(shown_words, {**machine.environment(), **before}))
 
     # --- Tests
@@ -843,6 +846,14 @@ def _compared(parts: list[str]) -> _Status:
         one, other = integer_value(left or "0"), integer_value(right or "0")
         return None if one is None or other is None else _NUMERIC[sign](one, other)
     return None
+
+
+def _launcher_words(words: list[Word]) -> list[Word]:
+    """srun or mpirun with its options, where it starts a shell that starts the rest."""
+    if posixpath.basename(words[0].text) not in ("srun", "mpirun", "mpiexec"):
+        return []
+    shell = next((i for i, word in enumerate(words) if posixpath.basename(word.text) in ("bash", "sh")), 0)
+    return words[:shell]
 
 
 def _shell_call(words: list[Word]) -> tuple[str, Word] | None:
@@ -940,7 +951,8 @@ def _launch(command: Command, directives: Mapping[str, str]) -> Launch | None:
         command.environment,
         options or outer,
         inside,
-        _count(given, _NODE_OPTIONS) or (1 if "standalone" in options else None),
+        # torchrun stays on its node unless told otherwise.
+        _count(given, _NODE_OPTIONS) or (1 if launcher == "torchrun" and "nnodes" not in options else None),
         _count(options or given, _LOCAL_OPTIONS),
         None if launcher == "torchrun" else _count(given, _TOTAL_OPTIONS),
     )

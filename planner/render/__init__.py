@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from planner.backends import get_backend
 from planner.errors import InputError
-from planner.render import accelerate, deepspeed, fsdp, megatron, nanotron, torchtitan
+from planner.render import accelerate, bridge, deepspeed, fsdp, megatron, nanotron, torchtitan
 from planner.render.bundle import Bundle
 from planner.render.files import write_files
 from planner.render.launch import (
@@ -33,6 +33,7 @@ _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "megatron": megatron.build,
     "deepspeed": deepspeed.build,
     "fsdp": fsdp.build,
+    "megatron-bridge": bridge.build,
     "accelerate-fsdp": accelerate.build_fsdp,
     "accelerate-deepspeed": accelerate.build_deepspeed,
     "torchtitan": torchtitan.build,

@@ -226,6 +226,34 @@ CASES: dict[str, Case] = {
             device=accelerator("b200", "blackwell"),
         )
     ),
+    "megatron-bridge-dense": Case(
+        document(
+            "megatron-bridge",
+            MEGATRON_70B
+            | {"cp": 2, "dp": 2, "vpp": 5, "pipeline_schedule": "interleaved", "layers_per_stage": (4,) * 20}
+            | {"shard_degree": 4},
+        ),
+    ),
+    "megatron-bridge-moe": Case(
+        document(
+            "megatron-bridge",
+            {
+                "pp": 16,
+                "pipeline_schedule": "1f1b",
+                "layers_per_stage": (4,) * 15 + (1,),
+                "ep": 16,
+                "dp": 16,
+                "zero_stage": 1,
+                "shard_degree": 16,
+                "seq_len": 4096,
+                "global_batch": 1024,
+                "precision": "fp8",
+            },
+            model=DEEPSEEK_V3,
+            recompute=Recompute(mode="selective", modules=("moe_act", "mla_up_proj")),
+        ),
+        launcher="slurm",
+    ),
     "deepspeed-zero3": Case(
         document(
             "deepspeed",

@@ -23,10 +23,10 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29555", TOKENIZERS_PARAL
 logging.disable(logging.WARNING)
 
 # DeepSpeed looks at the environment and at the log level while it is imported.
-import deepspeed  # noqa: E402
-import torch  # noqa: E402
-from deepspeed.runtime.config import DeepSpeedConfig  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+import deepspeed
+import torch
+from deepspeed.runtime.config import DeepSpeedConfig
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 HEAD_DIM = 2
 

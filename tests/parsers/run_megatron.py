@@ -2,10 +2,13 @@
 
 usage: run_megatron.py < cases.jsonl > results.jsonl
 
-A case: {"id", "arguments": [...], "world", "environment": {...}, "capability": 9, "ranks": [...]}.  A result says whether
-every stage passed, or the stage, the message and Megatron's own file and line; with ranks, the parameters that
+A case: {"id", "arguments": [...], "world", "environment": {...}, "capability": 9, "ranks": [...]}.  A result says
+whether every stage passed, or the stage, the message and Megatron's own file and line; with ranks, the parameters that
 Megatron's GPTModel has there.  What a CPU machine lacks is stood in for: triton, Transformer Engine (its version and
 the signature of its optimizer), the device's capability, and typing.override before Python 3.12."""
+
+# The framework is not installed where types are checked.
+# mypy: disable-error-code="import-not-found,import-untyped,possibly-undefined,unused-ignore"
 
 from __future__ import annotations
 
@@ -150,6 +153,13 @@ def _empty_module(self: Any, *args: Any, **kwargs: Any) -> None:
     torch.nn.Module.__init__(self)
 
 
+def _whole_linear(self: Any, inputs: int, outputs: int, **kwargs: Any) -> None:
+    import torch
+
+    torch.nn.Module.__init__(self)
+    self.weight = torch.nn.Parameter(torch.empty(outputs, inputs))
+
+
 class Check:
     """One case on its way through Megatron's own stages."""
 
@@ -267,8 +277,11 @@ class Check:
         if args.multi_latent_attention:
             # The local attention core takes no widths of latent attention; like every core it holds no parameters.
             import megatron.core.models.backends as specs
+            import megatron.core.transformer.multi_latent_attention as latent
 
             specs.DotProductAttention = type("Core", (torch.nn.Module,), {"__init__": _empty_module})
+            # Down-projections: Transformer Engine's are whole on every tp rank, the local ones would be split.
+            latent.TELinear = type("Whole", (torch.nn.Module,), {"__init__": _whole_linear})
         chunks, count = plain.virtual_pipeline_model_parallel_size, 0
         with torch.device("meta"):
             for chunk in range(chunks or 1):
@@ -276,6 +289,10 @@ class Check:
                 spec = get_gpt_decoder_block_spec(
                     plain, use_transformer_engine=False, normalization=args.normalization, vp_stage=stage
                 )
+                if args.multi_latent_attention:
+                    for layer in spec.layer_specs:
+                        projections = layer.submodules.self_attention.submodules
+                        projections.linear_q_down_proj = projections.linear_kv_down_proj = latent.TELinear
                 prediction = None
                 if args.mtp_num_layers:
                     prediction = get_gpt_mtp_block_spec(plain, spec, use_transformer_engine=False, vp_stage=stage)

@@ -1,0 +1,271 @@
+"""Megatron-Bridge's dotted overrides (``model.tensor_model_parallel_size=8``) as a configuration.
+
+Fields are read as the arguments of Megatron-LM that mean the same, by the table that also renders them, so layout,
+model, habits and findings are those of that framework."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files as package_files
+
+from planner.backends.bridge_fields import LISTS, RECIPE_SWITCHES, SWITCHES, VALUES
+from planner.errors import InputError
+from planner.reading.configuration import Configuration, Files, Finding
+from planner.reading.megatron import Source, configuration_of
+from planner.reading.megatron_flags import Stated
+from planner.reading.shell import Launch, entry_scripts, launches, read_script
+
+_OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*\.[\w.]+|mixed_precision)=(.*)")
+_UNREAD_SECTIONS = frozenset(
+    {"comm_overlap", "peft", "profiling", "ft", "straggler", "nvrx_straggler", "tensor_inspect", "inprocess_restart"}
+    | {"rerun_state_machine", "optimizer_config_override_provider", "env_vars"}
+)
+"""Sections of the configuration whose fields are not read."""
+_FIRM = re.compile(
+    r"(?:^|\s)(?:model\.(?:tensor_model_parallel_size|pipeline_model_parallel_size|num_layers)|train\.micro_batch_size)="
+)
+_FLAGS = {field: name for name, field in {**VALUES, **LISTS}.items()}
+_SWITCHED = {field: (name, value) for name, (field, value) in SWITCHES.items()}
+_PRECISIONS: dict[str, dict[str, object]] = {
+    "bf16_mixed": {"bf16": True},
+    "fp16_mixed": {"fp16": True, "grad-reduce-in-bf16": True},
+    "bf16_with_mxfp8_mixed": {"bf16": True, "fp8-format": "e4m3", "fp8-recipe": "mxfp8", "fp8-param-gather": True},
+    "bf16_with_fp8_current_scaling_mixed": {
+        "bf16": True,
+        "fp8-format": "hybrid",
+        "fp8-recipe": "tensorwise",
+        "fp8-param-gather": True,
+    },
+    "bf16_with_fp8_delayed_scaling_mixed": {
+        "bf16": True,
+        "fp8-format": "hybrid",
+        "fp8-recipe": "delayed",
+        "fp8-param-gather": True,
+    },
+    "bf16_with_nvfp4_mixed": {"bf16": True, "fp4-format": "e2m1"},
+    "None": {},
+}
+"""Mixed-precision recipes as arguments (megatron/bridge/training/mixed_precision.py)."""
+
+
+@dataclass(frozen=True)
+class _Override:
+    field: str
+    text: str
+    where: str
+
+
+class MegatronBridgeOverrides:
+    """A file of overrides, or a script that gives them on the command line."""
+
+    name = "megatron-bridge-overrides"
+    title = "Megatron-Bridge overrides (section.field=value)"
+
+    def recognises(self, files: Files) -> bool:
+        return any("\x00" not in text and _FIRM.search(text) for text in files.values())
+
+    def read(self, files: Files) -> Configuration:
+        launch, missing = _launch(files)
+        given = list(_overrides(files, launch))
+        if not given:
+            raise InputError(
+                "no override of Megatron-Bridge was found",
+                where=", ".join(sorted(files)),
+                got="no word like section.field=value",
+                allowed="model.tensor_model_parallel_size=8, one a line or on the command line",
+            )
+        stated = _stated(given)
+        source = Source(
+            stated,
+            given[0].where.partition(":")[0],
+            launch.gpus if launch else None,
+            launch.per_node if launch else None,
+            launch.environment if launch else None,
+            (*missing, *(f"{o.field}={o.text}" for o in given if o.field.partition(".")[0] in _UNREAD_SECTIONS)),
+        )
+        found = configuration_of(source, self.title)
+        return replace(
+            found,
+            backend="megatron-bridge",
+            findings=tuple(_respelt(finding) for finding in found.findings),
+            unread=tuple(_fields(text) for text in found.unread),
+        )
+
+
+def _launch(files: Files) -> tuple[Launch | None, tuple[str, ...]]:
+    """The command that starts training, where a script is among the files."""
+    scripts = {name: text for name, text in files.items() if not name.endswith((".py", ".txt", ".yaml", ".json"))}
+    for name in entry_scripts(scripts):
+        script = read_script(scripts, name)
+        for launch in launches(script):
+            return launch, tuple(script.missing)
+    return None, ()
+
+
+def _overrides(files: Files, launch: Launch | None) -> Iterator[_Override]:
+    """Lines of override files first, then words of the command line, which come later and win."""
+    for name, text in files.items():
+        if "\x00" in text:
+            raise InputError("this is no text file", where=name, got="a zero byte", allowed="section.field=value lines")
+        if name.endswith((".py", ".sh", ".sbatch")):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            found = _OVERRIDE.fullmatch(line.partition(" #")[0].strip())
+            if found:
+                yield _Override(found[1], found[2].strip().strip("\"'"), f"{name}:{number}")
+    for word in launch.arguments if launch else ():
+        found = _OVERRIDE.fullmatch(word.text)
+        if found:
+            yield _Override(found[1], "" if word.unset else found[2], word.where)
+
+
+@cache
+def known_fields() -> frozenset[str]:
+    """Every section.field of the release."""
+    text = (package_files("planner.reading") / "data" / "bridge_fields.txt").read_text(encoding="utf-8")
+    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
+def _stated(given: list[_Override]) -> Stated:
+    """The overrides as arguments of Megatron-LM, on top of what the recipe has set."""
+    stated = Stated(values={"bf16": True, "moe-token-dispatcher-type": "allgather"})
+    stated.values |= dict.fromkeys(RECIPE_SWITCHES, True)
+    # The recipe's sections disagree on the sharded optimizer, which switches it on (config.py, validate).
+    stated.values["use-distributed-optimizer"] = True
+    sections: dict[str, str] = {}
+    for override in given:
+        sections[override.field] = override.text
+        if override.field.partition(".")[0] in _UNREAD_SECTIONS:
+            continue
+        if override.field not in known_fields() and override.field != "mixed_precision":
+            _unknown(stated, override)
+        elif override.text == "" or "$" in override.text:
+            name = _FLAGS.get(override.field) or _SWITCHED.get(override.field, (override.field, True))[0]
+            stated.unresolved[name] = override.text or "(a variable)"
+            stated.values.pop(name, None)
+        else:
+            _apply(stated, override)
+    mixed = sections.get("mixed_precision")
+    if mixed is not None:
+        _mixed_precision(stated, mixed)
+    _sharding(stated, sections)
+    _queries(stated)
+    return stated
+
+
+def _unknown(stated: Stated, override: _Override) -> None:
+    near = get_close_matches(override.field, known_fields(), n=1, cutoff=0.7)
+    stated.note(
+        Finding(
+            id="field-unknown",
+            severity="error",
+            message=f"Megatron-Bridge 0.6 has no field {override.field}; set from Python it would be silently ignored",
+            where=override.where,
+            hint=f"did you mean {near[0]}?" if near else "",
+        )
+    )
+
+
+def _apply(stated: Stated, override: _Override) -> None:
+    field, text = override.field, override.text
+    if field in _FLAGS:
+        name = _FLAGS[field]
+        stated.places[name] = override.where
+        if text == "None":
+            stated.values.pop(name, None)
+        elif name in LISTS:
+            items = tuple(item.strip(" '\"") for item in text.strip("[]()").split(",") if item.strip())
+            stated.values[name] = ",".join(items) if name == "window-size" else items
+        else:
+            stated.values[name] = text.removeprefix("torch.")
+    elif field in _SWITCHED:
+        name, meaning = _SWITCHED[field]
+        stated.places[name] = override.where
+        stated.values[name] = text == str(meaning)
+    else:
+        _special(stated, override)
+
+
+def _special(stated: Stated, override: _Override) -> None:
+    """Fields whose argument has another form."""
+    field, text = override.field, override.text
+    values: dict[str, object] = {}
+    if field == "model.activation_func":
+        values = {"swiglu": text == "silu", "squared-relu": text == "squared_relu"}
+    elif field == "model.moe_layer_freq":
+        values = {"moe-layer-freq": text}
+    elif field == "ddp.grad_reduce_in_fp32":
+        values = {"grad-reduce-in-bf16": text == "False"}
+    elif field == "model.bf16":
+        values = {"bf16": text == "True"}
+    for name, value in values.items():
+        stated.values[name] = value
+        stated.places[name] = override.where
+
+
+def _mixed_precision(stated: Stated, name: str) -> None:
+    """A named recipe of number formats; fields of the section come on top."""
+    known = _PRECISIONS.get(name.replace("-", "_") if name != "None" else name)
+    if known is None:
+        stated.values.pop("bf16", None)
+        stated.unresolved["bf16"] = f"({name})"
+        return
+    if "bf16" not in known:
+        stated.values["bf16"] = False
+    for flag, value in known.items():
+        stated.values.setdefault(flag, value)
+
+
+def _sharding(stated: Stated, sections: dict[str, str]) -> None:
+    """Either section switches the sharded optimizer on for both; gathering without it does nothing here."""
+    names = ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer")
+    words = [sections.get(name) for name in names]
+    stated.values["use-distributed-optimizer"] = not (words[0] in (None, "False") and words[1] == "False")
+    if words[0] is not None and words[1] is not None and words[0] != words[1]:
+        stated.note(
+            Finding(
+                id="sharding-contradicts-itself",
+                severity="warning",
+                message=f"{names[0]}={words[0]} and {names[1]}={words[1]}: Megatron-Bridge switches both on",
+                where=names[0],
+                hint="set both to the same value",
+            )
+        )
+
+
+def _queries(stated: Stated) -> None:
+    """Query groups count by themselves here."""
+    if "num-query-groups" in stated.values:
+        stated.values["group-query-attention"] = True
+    if stated.values.get("seq-length"):
+        stated.values.setdefault("max-position-embeddings", stated.values["seq-length"])
+    # Its data set makes no attention mask by default (GPTDatasetConfig).
+    stated.values.setdefault("no-create-attention-mask-in-dataloader", True)
+
+
+def _fields(text: str) -> str:
+    """Arguments in a sentence, respelt as fields."""
+
+    def field(found: re.Match[str]) -> str:
+        name = found[1]
+        if name in SWITCHES:
+            return f"{SWITCHES[name][0]}={SWITCHES[name][1]}"
+        return VALUES.get(name) or LISTS.get(name) or _OTHER.get(name) or found[0]
+
+    return re.sub(r"--([a-z0-9][a-z0-9-]*)", field, text)
+
+
+_OTHER = {"bf16": "mixed_precision=bf16_mixed", "fp16": "mixed_precision=fp16_mixed"}
+
+
+def _respelt(finding: Finding) -> Finding:
+    return replace(
+        finding,
+        message=_fields(finding.message).replace("Megatron-LM", "Megatron-Bridge"),
+        where=_fields(finding.where),
+        hint=_fields(finding.hint),
+    )

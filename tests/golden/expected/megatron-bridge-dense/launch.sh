@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# llama3-70b on 128 GPUs (16 nodes x 8).
+# Run this script once on every node; README.md has the rank map.
+#
+#   HEAD_NODE   host name or address of the first node (every node must reach it)
+#   HEAD_PORT   a free TCP port on it (default 29500)
+#   JOB_ID      the same text on every node, different for every job
+#   NODE_RANK   0 to 15; set it to fix which node holds which ranks (static rendezvous).
+#               Without it the nodes are numbered in the order in which they arrive (c10d rendezvous).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+# One hardware queue keeps communication ahead of the matrix multiplications it hides behind; Megatron refuses
+# to start without it when tp or cp > 1 before Blackwell.
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+
+# Grows memory segments instead of adding new ones, which keeps fragmentation within the estimate.
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+HEAD_NODE="${HEAD_NODE:-node001}"
+HEAD_PORT="${HEAD_PORT:-29500}"
+if [[ -n "${NODE_RANK:-}" ]]; then
+  RENDEZVOUS=(--node-rank "$NODE_RANK" --master-addr "$HEAD_NODE" --master-port "$HEAD_PORT")
+else
+  RENDEZVOUS=(--rdzv-id "${JOB_ID:-plan-0123456789ab}" --rdzv-backend c10d --rdzv-endpoint "$HEAD_NODE:$HEAD_PORT")
+fi
+
+exec torchrun \
+  --nnodes 16 \
+  --nproc-per-node 8 \
+  "${RENDEZVOUS[@]}" \
+  pretrain_bridge.py \
+  bridge_overrides.txt "$@"

@@ -1,0 +1,203 @@
+"""Launch scripts are followed, never run: every spelling that people use ends in the same words."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from planner.errors import InputError
+from planner.reading.shell import Script, entry_scripts, launches, read_script
+
+
+def read(text: str, **others: str) -> Script:
+    return read_script(
+        {"run.sh": text, **{name.replace("_sh", ".sh"): value for name, value in others.items()}}, "run.sh"
+    )
+
+
+def words(text: str, **others: str) -> list[str]:
+    """The words of the last command."""
+    return [word.text for word in read(text, **others).commands[-1].words]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A=1\npython x.py --a $A ${A} \"$A\" '$A'", ["--a", "1", "1", "1", "$A"]),
+        ('python x.py ${A:-8} ${B:-"16"} ${C-x}', ["8", "16", "x"]),
+        ('S="--a ${H:-"localhost"} --b 2"\npython x.py $S', ["--a", "localhost", "--b", "2"]),
+        ("L=(--a 1 # why\n  # --b 2\n --c='x y'\n)\npython x.py ${L[@]}", ["--a", "1", "--c=x", "y"]),
+        ("L=(--a 1\n --c='x y')\npython x.py \"${L[@]}\"", ["--a", "1", "--c=x y"]),
+        ("L=(--a)\nL+=(--b 2)\npython x.py ${L[@]}", ["--a", "--b", "2"]),
+        ('S="--a"\nS+=" --b"\npython x.py $S', ["--a", "--b"]),
+        ("python x.py \\\n  --a 1 \\\n  --b 2", ["--a", "1", "--b", "2"]),
+        ("python x.py --a 1 $@", ["--a", "1"]),
+        ('python x.py --a 1 "$@" ${NOTHING[@]}', ["--a", "1"]),
+        ("A=1; B=2   # two\npython x.py $A$B", ["12"]),
+        ("export A=3\nexport B=4 C=5\npython x.py $A $B $C", ["3", "4", "5"]),
+        ("G=8\nN=4\nW=$(($G*$N))\npython x.py $W $((G*N/2))", ["32", "16"]),
+        ('if [[ -n "${X:-}" ]]; then A=(--x); else A=(--y); fi\npython x.py ${A[@]}', ["--y"]),
+        ('if [ -z "$X" ]; then A=--x; fi\npython x.py $A', ["--x"]),
+        ("M=7b\nif [ $M == 70b ]; then L=80; elif [ $M == 7b ]; then L=32; else L=1; fi\npython x.py $L", ["32"]),
+        ("M=2\nif [[ $M -gt 1 && -n $M ]]; then L=a; fi\npython x.py $L", ["a"]),
+        ("X=1\n[[ -n $X ]] && A=yes\n[[ -z $X ]] && A=no\npython x.py $A", ["yes"]),
+        ("A=1 B=2 python x.py", []),
+        ("cat <<EOF > f\npython y.py --no\nEOF\npython x.py --yes", ["--yes"]),
+        ("python x.py --a 1 2>&1 | tee log", None),
+        ("python x.py --a 1 > out.log 2>&1", ["--a", "1"]),
+        ("run() {\n python x.py --a $1\n}\nrun 3", None),
+        ('CMD="python x.py --a 1"\n$CMD', ["--a", "1"]),
+        ('eval "python x.py --a 1"', ["--a", "1"]),
+        ("for N in 1 2; do python x.py --n $N; done", ["--n", "1"]),
+        ("case $1 in\n a) python y.py ;;\nesac\npython x.py --z", ["--z"]),
+        ("python x.py --freq '([0]*3+[1]*58)' --layout 'Et*2|tL'", ["--freq", "([0]*3+[1]*58)", "--layout", "Et*2|tL"]),
+        ("A=(\n --x 1\n)\r\npython x.py ${A[@]}\r\n", ["--x", "1"]),
+    ],
+)
+def test_words(text: str, expected: list[str] | None) -> None:
+    """The arguments of x.py, whatever the script does around it."""
+    script = read(text)
+    found = [[word.text for word in launch.arguments] for launch in launches(script) if launch.script]
+    if expected is not None:
+        assert found == [expected]
+    else:
+        assert found
+
+
+def test_unknown_values_are_marked() -> None:
+    """Variables that nobody sets and outputs of commands stay visible in the words that they reach."""
+    script = read('D=$DATA/x\nN=$(wc -l < hosts)\npython x.py --d $D --n "$N" --m ${M:?set it} --k ok')
+    (launch,) = launches(script)
+    values = {launch.arguments[i].text: launch.arguments[i + 1] for i in range(0, len(launch.arguments), 2)}
+    assert values["--d"].unset == ("DATA",)
+    assert values["--d"].text == "$DATA/x"
+    assert values["--n"].unset == ("(wc -l < hosts)",)
+    assert values["--m"].unset == ("M",)
+    assert values["--k"].unset == ()
+
+
+def test_places() -> None:
+    """Each word remembers the line that wrote it, also through arrays."""
+    (launch,) = launches(read('A=(\n  --x 1\n  --y 2\n)\npython x.py "${A[@]}" --z'))
+    assert [word.where for word in launch.arguments if word.text.startswith("--")] == [
+        "run.sh:2",
+        "run.sh:3",
+        "run.sh:5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "launcher", "nodes", "per_node", "gpus"),
+    [
+        ("torchrun --nproc_per_node 8 --nnodes=4 x.py --a", "torchrun", 4, 8, 32),
+        ("torchrun --standalone --nproc-per-node 8 x.py --a", "torchrun", 1, 8, 8),
+        ("python -m torch.distributed.launch --nproc_per_node 4 --nnodes 2 x.py --a", "torchrun", 2, 4, 8),
+        ("python3 -u -m torch.distributed.run --nnodes 1:4 --nproc-per-node 8 -m pkg.train --a", "torchrun", 4, 8, 32),
+        ("#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nsrun python x.py --a", "srun", 4, 8, 32),
+        ("#SBATCH -N 4\nsrun torchrun --nnodes $N --nproc_per_node 8 x.py --a", "torchrun", 4, 8, 32),
+        ("mpirun -np 16 -npernode 8 python x.py --a", "mpirun", None, 8, 16),
+        ("srun -n 16 --gpus-per-node 8 bash -c 'python x.py --a'", "srun", None, 8, 16),
+        ('srun -N 4 --ntasks-per-node=8 sh -c "python -u x.py --a"', "srun", 4, 8, 32),
+        ("torchrun --nproc_per_node=8 x.py --a", "torchrun", 1, 8, 8),
+        ("python x.py --a", "python", None, None, None),
+        ("W=${NNODES:-2}\ntorchrun --nnodes $W --nproc-per-node $PROC x.py --a", "torchrun", 2, None, None),
+    ],
+)
+def test_launchers(text: str, launcher: str, nodes: int | None, per_node: int | None, gpus: int | None) -> None:
+    """Who starts the script, with how many processes."""
+    (launch,) = launches(read(text))
+    assert [word.text for word in launch.arguments] == ["--a"]
+    assert (launch.launcher, launch.nodes, launch.per_node, launch.gpus) == (launcher, nodes, per_node, gpus)
+
+
+def test_environment() -> None:
+    """Exported variables, and those before the command."""
+    (launch,) = launches(read("export A=1\nB=2\nC=3 python x.py"))
+    assert launch.environment == {"A": "1", "C": "3"}
+
+
+def test_files_that_belong_together() -> None:
+    """Sourced and started files are followed if they were given, and named if not."""
+    files = {
+        "job.sbatch": "srun bash ./run.sh",
+        "run.sh": "source ./a.sh\nsource ./gone.sh\npython x.py $A",
+        "a.sh": "A=1",
+    }
+    assert entry_scripts(files) == ["job.sbatch"]
+    script = read_script(files, "job.sbatch")
+    assert [word.text for word in launches(script)[0].arguments] == ["1"]
+    assert script.missing == ["run.sh:2 (source ./gone.sh)"]
+    assert read_script({"run.sh": "source ./run.sh\npython x.py"}, "run.sh").commands
+
+
+@pytest.mark.parametrize("text", ["A='x", 'A="x', "A=(1 2", "A=${B", "A=$(ls", "A=`ls"])
+def test_unclosed(text: str) -> None:
+    """What never closes is refused with its line."""
+    with pytest.raises(InputError, match=r"never closed") as caught:
+        read("B=1\n" + text)
+    assert str(caught.value.where).startswith("run.sh:2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A=x\n" + 'A="$A$A"\n' * 60 + "python x.py $A", "B=${A:-" * 100 + "}" * 100, "{ " * 100, "if true; then\n" * 100],
+)
+def test_scripts_without_end(text: str) -> None:
+    """A script that grows or nests without end stops with an error, or is simply short."""
+    try:
+        read(text)
+    except InputError as problem:
+        assert problem.where  # noqa: PT017
+
+
+def test_any_bytes() -> None:
+    """Nothing but InputError comes out, whatever the text."""
+    chooser = random.Random(5)
+    pieces = [
+        "$",
+        "{",
+        "}",
+        "(",
+        ")",
+        '"',
+        "'",
+        "`",
+        "\\",
+        "\n",
+        " ",
+        "A",
+        "=",
+        "+",
+        "[",
+        "]",
+        "[[",
+        "]]",
+        "#",
+        ";",
+        "&&",
+    ]
+    pieces += [
+        "if",
+        "then",
+        "fi",
+        "else",
+        "for",
+        "do",
+        "done",
+        "case",
+        "esac",
+        "<<",
+        ">",
+        "|",
+        "$((",
+        "1",
+        "@",
+        "python x.py",
+    ]
+    for _ in range(3000):
+        text = "".join(chooser.choice(pieces) + chooser.choice(["", " "]) for _ in range(chooser.randint(1, 40)))
+        try:
+            launches(read(text))
+        except InputError:
+            continue
