@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 from planner.errors import InputError
-from planner.reading.accelerate import AccelerateReader, TrainingArgumentsReader
-from planner.reading.bridge import MegatronBridgeOverrides
 from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
-from planner.reading.deepspeed import DeepSpeedReader
-from planner.reading.fsdp_module import FsdpModuleReader
-from planner.reading.megatron import MegatronArguments, MegatronDump
-from planner.reading.nanotron import NanotronReader
-from planner.reading.recipes import RecipeReader
-from planner.reading.torchtitan import TorchtitanReader
+from planner.reading.deepspeed.reader import DeepSpeedReader
+from planner.reading.fsdp.module import FsdpModuleReader
+from planner.reading.huggingface.reader import AccelerateReader, TrainingArgumentsReader
+from planner.reading.huggingface.recipes import RecipeReader
+from planner.reading.megatron.bridge import MegatronBridgeOverrides
+from planner.reading.megatron.reader import MegatronArguments, MegatronDump
+from planner.reading.nanotron.reader import NanotronReader
+from planner.reading.torchtitan.reader import TorchtitanReader
 
 __all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
 

@@ -19,7 +19,7 @@ import pytest
 from planner.backends import get_backend
 from planner.backends.base import RuleContext
 from planner.reading import read_configuration
-from planner.reading.shell import launches, read_script
+from planner.reading.texts.shell import launches, read_script
 from planner.render import render_plan
 from planner.specs.convert import from_strategy
 from planner.specs.plan import PlanDocument

@@ -22,7 +22,7 @@ from planner.backends.base import RuleContext
 from planner.cost.context import CostContext, Work
 from planner.cost.weights import Ends, layer_weights
 from planner.reading import read_configuration
-from planner.reading.shell import launches, read_script
+from planner.reading.texts.shell import launches, read_script
 from planner.render import render_plan
 from planner.specs.convert import from_strategy
 from planner.specs.plan import PlanDocument

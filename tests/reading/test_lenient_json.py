@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.reading.lenient_json import MAX_DEPTH, Place, parse_lenient
+from planner.reading.texts.lenient_json import MAX_DEPTH, Place, parse_lenient
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.text(),

@@ -15,8 +15,8 @@ from planner.catalog import load_model
 from planner.cost.params import total_params
 from planner.errors import InputError
 from planner.reading import Configuration, read_configuration
-from planner.reading.megatron_layout import layout_stages
-from planner.reading.megatron_model import list_expression
+from planner.reading.megatron.layout import layout_stages
+from planner.reading.megatron.model import list_expression
 from planner.render import render_plan
 from planner.specs.convert import from_strategy
 from planner.specs.plan import PlanDocument

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from planner.errors import InputError
-from planner.reading.shell import Script, entry_scripts, launches, read_script
+from planner.reading.texts.shell import Script, entry_scripts, launches, read_script
 
 
 def read(text: str, **others: str) -> Script:

@@ -12,7 +12,7 @@ import yaml
 
 from planner.errors import InputError
 from planner.reading import READERS, Configuration, read_configuration
-from planner.reading import huggingface_keys as keys
+from planner.reading.huggingface import keys
 from planner.render import render_plan
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Offload, Recompute

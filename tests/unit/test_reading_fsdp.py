@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.reading import Configuration, read_configuration
-from planner.reading.fsdp_module import NAMES, read_constants
+from planner.reading.fsdp.module import NAMES, read_constants
 from planner.render import render_plan
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Offload, Recompute

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.backends.base import StateFormat
 from planner.errors import InputError
 from planner.reading import Configuration, read_configuration
-from planner.reading.yaml_lines import load_yaml
+from planner.reading.texts.yaml_lines import load_yaml
 from planner.render import render_plan
 from planner.specs.convert import to_strategy
 from planner.specs.model import BiasSpec, MoeSpec, WindowSpec

@@ -8,7 +8,7 @@ import pytest
 
 from planner.errors import InputError
 from planner.reading import Configuration
-from planner.reading.torchtitan import TorchtitanReader
+from planner.reading.torchtitan.reader import TorchtitanReader
 from planner.render import render_plan
 from planner.specs.strategy import Offload, Recompute
 from tests.random_plans import random_plans

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, Finding, Severity, StatedStrategy
-from planner.reading.launch_scripts import processes_per_node, wrong_world_size
+from planner.reading.texts.launch_scripts import processes_per_node, wrong_world_size
 from planner.specs.job import Precision
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Offload, Recompute

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from planner.reading.configuration import Finding, Severity
-from planner.reading.nanotron_keys import ADAM, SCHEDULER, SECTIONS, Key
-from planner.reading.yaml_lines import YamlFile
+from planner.reading.nanotron.keys import ADAM, SCHEDULER, SECTIONS, Key
+from planner.reading.texts.yaml_lines import YamlFile
 
 HOMES: dict[str, Mapping[str, Key]] = {
     **SECTIONS,

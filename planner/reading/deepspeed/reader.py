@@ -12,16 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from planner.errors import InputError
-from planner.reading import deepspeed_keys as known
 from planner.reading.configuration import Configuration, Files, Finding, StatedStrategy
-from planner.reading.deepspeed_batch import MICRO, Batch, read_batch
-from planner.reading.deepspeed_checks import check_arguments, check_combinations, check_optimizer, read_habits
-from planner.reading.deepspeed_degrees import Degrees, counted, implied, read_degrees, read_stage
-from planner.reading.deepspeed_sections import Sections, check_keys
-from planner.reading.deepspeed_setup import Machines, Setup, read_machines, read_setup
-from planner.reading.deepspeed_states import read_offload, read_precision, read_recompute, read_secondary
-from planner.reading.deepspeed_values import dotted, report_unfilled, shown
-from planner.reading.lenient_json import Departure, LenientDocument, Path, parse_lenient
+from planner.reading.deepspeed import keys as known
+from planner.reading.deepspeed.batch import MICRO, Batch, read_batch
+from planner.reading.deepspeed.checks import check_arguments, check_combinations, check_optimizer, read_habits
+from planner.reading.deepspeed.degrees import Degrees, counted, implied, read_degrees, read_stage
+from planner.reading.deepspeed.sections import Sections, check_keys
+from planner.reading.deepspeed.setup import Machines, Setup, read_machines, read_setup
+from planner.reading.deepspeed.states import read_offload, read_precision, read_recompute, read_secondary
+from planner.reading.deepspeed.values import dotted, report_unfilled, shown
+from planner.reading.texts.lenient_json import Departure, LenientDocument, Path, parse_lenient
 
 
 def read_deepspeed(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from planner.reading.configuration import Finding, Severity
-from planner.reading.megatron_flags import Stated
+from planner.reading.megatron.flags import Stated
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MODULES = frozenset(

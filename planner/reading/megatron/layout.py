@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from planner.reading.configuration import Finding
-from planner.reading.megatron_flags import Stated
+from planner.reading.megatron.flags import Stated
 
 _MAX_LAYOUT = 100_000
 """Letters of an unrolled layout string; longer ones are not meant."""

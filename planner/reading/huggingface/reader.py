@@ -14,12 +14,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from planner.errors import InputError
-from planner.reading import huggingface_keys as keys
 from planner.reading.configuration import Configuration, Files, StatedStrategy
-from planner.reading.deepspeed import read_deepspeed
-from planner.reading.huggingface_fsdp import Sharding, yaml_sharding
-from planner.reading.huggingface_values import Section, read_json, read_yaml, shown
-from planner.reading.training_arguments import (
+from planner.reading.deepspeed.reader import read_deepspeed
+from planner.reading.huggingface import keys
+from planner.reading.huggingface.fsdp import Sharding, yaml_sharding
+from planner.reading.huggingface.training_arguments import (
     TrainerSays,
     arguments_of,
     deepspeed_file,
@@ -27,6 +26,7 @@ from planner.reading.training_arguments import (
     find_deepspeed,
     world_size,
 )
+from planner.reading.huggingface.values import Section, read_json, read_yaml, shown
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, Recompute, Schedule
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.reading.configuration import Files, Finding
-from planner.reading.shell import Launch, Word, entry_scripts, launches, read_script
-from planner.reading.torchtitan_fields import FIELDS, STOCK, Era
+from planner.reading.texts.shell import Launch, Word, entry_scripts, launches, read_script
+from planner.reading.torchtitan.fields import FIELDS, STOCK, Era
 
 _SUBCOMMAND = re.compile(r"([a-z][a-z-]*):([a-z][a-z-]*)")
 _FLAG = re.compile(r"--[A-Za-z]")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner.reading import deepspeed_keys as known
-from planner.reading.deepspeed_sections import Sections
-from planner.reading.deepspeed_values import Section, shown
-from planner.reading.lenient_json import Path
+from planner.reading.deepspeed import keys as known
+from planner.reading.deepspeed.sections import Sections
+from planner.reading.deepspeed.values import Section, shown
+from planner.reading.texts.lenient_json import Path
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, OffloadDevice, Recompute
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.errors import InputError
-from planner.reading import deepspeed_keys as known
-from planner.reading.deepspeed_setup import Machines, Setup
-from planner.reading.deepspeed_values import Notes, Section
-from planner.reading.lenient_json import Path
+from planner.reading.deepspeed import keys as known
+from planner.reading.deepspeed.setup import Machines, Setup
+from planner.reading.deepspeed.values import Notes, Section
+from planner.reading.texts.lenient_json import Path
 
 
 class Sections:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from planner.reading.deepspeed_batch import Batch
-from planner.reading.deepspeed_sections import Sections
+from planner.reading.deepspeed.batch import Batch
+from planner.reading.deepspeed.sections import Sections
 
 
 @dataclass(frozen=True, kw_only=True)

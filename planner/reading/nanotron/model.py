@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.reading.nanotron_keys import LLAMA, MODEL_DEFAULTS, MOE_DEFAULTS, QWEN2
-from planner.reading.nanotron_notes import Notes
+from planner.reading.nanotron.keys import LLAMA, MODEL_DEFAULTS, MOE_DEFAULTS, QWEN2
+from planner.reading.nanotron.notes import Notes
 from planner.specs.model import BiasSpec, ModelSpec, MoeSpec, WindowSpec
 from planner.specs.problems import input_error
 

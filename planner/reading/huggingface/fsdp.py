@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from planner.reading.huggingface_values import Section, shown
+from planner.reading.huggingface.values import Section, shown
 
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """Version 1, numbered from 1 (accelerate/utils/constants.py, FSDP_SHARDING_STRATEGY)."""

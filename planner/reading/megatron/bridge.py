@@ -15,9 +15,9 @@ from importlib.resources import files as package_files
 from planner.backends.bridge_fields import LISTS, RECIPE_SWITCHES, SWITCHES, VALUES
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, Finding
-from planner.reading.megatron import Source, configuration_of
-from planner.reading.megatron_flags import Stated
-from planner.reading.shell import Launch, entry_scripts, launches, read_script
+from planner.reading.megatron.flags import Stated
+from planner.reading.megatron.reader import Source, configuration_of
+from planner.reading.texts.shell import Launch, entry_scripts, launches, read_script
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*\.[\w.]+|mixed_precision)=(.*)")
 _UNREAD_SECTIONS = frozenset(
@@ -126,7 +126,7 @@ def _overrides(files: Files, launch: Launch | None) -> Iterator[_Override]:
 @cache
 def known_fields() -> frozenset[str]:
     """Every section.field of the release."""
-    text = (package_files("planner.reading") / "data" / "bridge_fields.txt").read_text(encoding="utf-8")
+    text = (package_files("planner.reading.megatron") / "bridge_fields.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 
 

@@ -13,10 +13,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from planner.errors import InputError
-from planner.reading import huggingface_keys as keys
 from planner.reading.configuration import Files
-from planner.reading.huggingface_fsdp import Sharding, argument_sharding
-from planner.reading.huggingface_values import Notes, Section, read_json, shown, whole
+from planner.reading.huggingface import keys
+from planner.reading.huggingface.fsdp import Sharding, argument_sharding
+from planner.reading.huggingface.values import Notes, Section, read_json, shown, whole
 from planner.specs.strategy import Recompute
 
 DEFAULT_MICRO_BATCH = 8

@@ -1,6 +1,6 @@
 """Megatron-LM's arguments as a script or a log states them: names, values, where they stand, and what is misspelt.
 
-The list of flags is that of one release (data/megatron_flags.txt); names that moved or went are kept beside it."""
+The list of flags is that of one release (megatron_flags.txt); names that moved or went are kept beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from planner.reading.configuration import Finding
-from planner.reading.shell import Word
+from planner.reading.texts.shell import Word
 
 Kind = Literal["value", "list", "on", "off", "either"]
 
@@ -62,7 +62,7 @@ _SHOULD_MOVE = frozenset({"use-rotary-position-embeddings", "cuda-graph-scope"})
 def known_flags() -> dict[str, tuple[Kind, str, str]]:
     """Spelling -> (kind, name of the parsed argument, first spelling)."""
     table: dict[str, tuple[Kind, str, str]] = {}
-    text = (files("planner.reading") / "data" / "megatron_flags.txt").read_text(encoding="utf-8")
+    text = (files("planner.reading.megatron") / "megatron_flags.txt").read_text(encoding="utf-8")
     for line in text.splitlines():
         if line.startswith("#"):
             continue

@@ -1,0 +1,1 @@
+"""DeepSpeed configurations; see reader.py."""

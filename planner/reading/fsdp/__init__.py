@@ -1,0 +1,1 @@
+"""The constants of a rendered FSDP2 module; see module.py."""

@@ -1,0 +1,1 @@
+"""Megatron-LM arguments and logs (reader.py) and Megatron-Bridge overrides (bridge.py)."""

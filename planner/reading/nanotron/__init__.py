@@ -1,0 +1,1 @@
+"""nanotron YAML; see reader.py."""

@@ -1,0 +1,1 @@
+"""Texts in formats that several frameworks share: lenient JSON, YAML with line numbers, shell scripts."""

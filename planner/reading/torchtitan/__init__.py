@@ -1,0 +1,1 @@
+"""torchtitan command lines, registry modules and TOML; see reader.py."""
