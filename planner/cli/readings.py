@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from planner.cli.console import stdout
-from planner.machines import Finding, Inventory, Nic, Node, compute_nics
+from planner.machines import Inventory, Nic, Node, compute_nics
 from planner.machines.links import is_fast
 from planner.machines.text import listed, span
 from planner.service.machines import MachinesReading
+from planner.specs.finding import Finding
 from planner.specs.plan import Assumption
 from planner.units import counted
 

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from planner.errors import InputError
 from planner.machines import hostfile, ibstat, kubernetes, kueue, ray, rocm, skypilot, slurm, smi, topo
 from planner.machines.combine import combine, compute_nics, domain_of, size_of
-from planner.machines.inventory import Device, Finding, Inventory, Links, Nic, Node
+from planner.machines.inventory import Device, Inventory, Links, Nic, Node
 from planner.machines.products import Match, identify
 from planner.specs.problems import shown
 
 __all__ = [
     "SOURCES",
     "Device",
-    "Finding",
     "Inventory",
     "Links",
     "Match",

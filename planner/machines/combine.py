@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.machines.inventory import Device, Finding, Inventory, Nic, Node
+from planner.machines.inventory import Device, Inventory, Nic, Node
 from planner.machines.text import listed, note, warning
+from planner.specs.finding import Finding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ import re
 
 from planner.errors import InputError
 from planner.machines.hostlist import expand, holes
-from planner.machines.inventory import Finding, Inventory, Node
+from planner.machines.inventory import Inventory, Node
 from planner.machines.text import clean, listed, note, warning, whole
+from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
 TITLE = "hostfile"

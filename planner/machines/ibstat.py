@@ -9,8 +9,9 @@ import re
 from dataclasses import replace
 
 from planner.errors import InputError
-from planner.machines.inventory import Finding, Inventory, Nic
+from planner.machines.inventory import Inventory, Nic
 from planner.machines.text import clean, listed, note, warning
+from planner.specs.finding import Finding
 from planner.units import counted
 
 TITLE = "ibstat"

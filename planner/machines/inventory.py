@@ -7,25 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-Severity = Literal["error", "warning", "note"]
-"""error: a job cannot use this as it is; warning: it changes what can be planned or how fast it is; note: worth
-knowing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Something that the owner of the job should know about the machines."""
-
-    id: str
-    """Stable, kebab-case."""
-    severity: Severity
-    message: str
-    where: str = ""
-    """GPU, node, card or variable."""
-    hint: str = ""
-    """What to do about it."""
+from planner.specs.finding import Finding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.machines.documents import entries, mapping, parse, word
-from planner.machines.inventory import Finding, Inventory, Node
+from planner.machines.inventory import Inventory, Node
 from planner.machines.text import MAX_COUNT, clean, listed, note, warning, whole
+from planner.specs.finding import Finding
 from planner.units import MIB, counted, gib
 
 TITLE = "Kubernetes nodes"

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 from planner.catalog import accelerator_ids, load_accelerator, resolve_accelerator
 from planner.errors import InputError
-from planner.machines.inventory import Finding
 from planner.machines.text import note, warning
 from planner.specs.cluster import Accelerator
+from planner.specs.finding import Finding
 from planner.specs.problems import shown
 from planner.units import GIB, MIB, TERA
 

@@ -8,8 +8,9 @@ import re
 
 from planner.errors import InputError
 from planner.machines.documents import mapping, parse
-from planner.machines.inventory import Finding, Inventory
+from planner.machines.inventory import Inventory
 from planner.machines.text import MAX_COUNT, clean, listed, note, warning
+from planner.specs.finding import Finding
 
 TITLE = "Ray cluster resources"
 _TYPE = "accelerator_type:"

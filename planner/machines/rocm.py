@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 
 from planner.errors import InputError
-from planner.machines.inventory import Device, Finding, Inventory, Links
+from planner.machines.inventory import Device, Inventory, Links
 from planner.machines.links import components, is_fast
 from planner.machines.text import clean, note, span, warning, whole
+from planner.specs.finding import Finding
 from planner.units import MIB
 
 TITLE = "rocm-smi --showtopo"

@@ -9,8 +9,9 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.machines.documents import mapping, parse, word
-from planner.machines.inventory import Finding, Inventory
+from planner.machines.inventory import Inventory
 from planner.machines.text import clean, note, whole
+from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
 TITLE = "SkyPilot task"

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from planner.errors import InputError
 from planner.machines.hostlist import expand, holes
-from planner.machines.inventory import Finding, Inventory, Node
+from planner.machines.inventory import Inventory, Node
 from planner.machines.text import clean, listed, note, warning, whole
+from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
 NODES_TITLE = "scontrol show node"

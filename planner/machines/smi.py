@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from planner.errors import InputError
-from planner.machines.inventory import Device, Finding, Inventory
+from planner.machines.inventory import Device, Inventory
 from planner.machines.text import clean, listed, note, span, warning, whole
+from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
 TITLE = "nvidia-smi --query-gpu"

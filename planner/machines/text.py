@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 
 from planner.errors import InputError
-from planner.machines.inventory import Finding, Severity
+from planner.specs.finding import Finding, Severity
 
 MAX_TEXT_BYTES = 64_000_000
 """A Kubernetes node is about 20 kB of JSON, so this holds three thousand of them."""

@@ -9,9 +9,10 @@ import re
 from dataclasses import dataclass
 
 from planner.errors import InputError
-from planner.machines.inventory import Device, Finding, Inventory, Links, Nic
+from planner.machines.inventory import Device, Inventory, Links, Nic
 from planner.machines.links import closeness, components, full_groups, is_fast, islands, nvlinks
 from planner.machines.text import clean, listed, note, span, warning, whole
+from planner.specs.finding import Finding
 
 TITLE = "nvidia-smi topo -m"
 MAX_DEVICES = 256

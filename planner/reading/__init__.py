@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, Finding, Reader, StatedStrategy
+from planner.reading.configuration import Configuration, Files, Reader, StatedStrategy
 from planner.reading.deepspeed.reader import DeepSpeedReader
 from planner.reading.fsdp.module import FsdpModuleReader
 from planner.reading.huggingface.reader import AccelerateReader, TrainingArgumentsReader
@@ -16,7 +16,7 @@ from planner.reading.megatron.reader import MegatronArguments, MegatronDump
 from planner.reading.nanotron.reader import NanotronReader
 from planner.reading.torchtitan.reader import TorchtitanReader
 
-__all__ = ["READERS", "Configuration", "Files", "Finding", "Reader", "StatedStrategy", "read_configuration"]
+__all__ = ["READERS", "Configuration", "Files", "Reader", "StatedStrategy", "read_configuration"]
 
 READERS: tuple[Reader, ...] = (
     FsdpModuleReader(),

@@ -7,36 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from planner.specs.finding import Finding
 from planner.specs.job import Loss, Precision, Task
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Offload, Recompute, Schedule
 
-Severity = Literal["error", "warning", "note"]
-"""error: the framework refuses it, or it does not do what it says; warning: it runs, but wrong or slow; note: worth
-knowing."""
-
 Files = Mapping[str, str]
 """Name (relative path) -> text of the files that make up one configuration; most have one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Something that the author of a configuration should know."""
-
-    id: str
-    """Stable, kebab-case; the id of the backend's rule where one is broken."""
-    severity: Severity
-    message: str
-    where: str = ""
-    """File, line, key or flag."""
-    got: str = ""
-    """What it says, or an equation with its values."""
-    allowed: str = ""
-    """What would be accepted."""
-    hint: str = ""
-    """What to write instead."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from planner.cost.context import CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.params import total_params
 from planner.errors import InfeasibleError, InputError, PlannerError
-from planner.reading import Configuration, Finding
+from planner.reading import Configuration
 from planner.service.advice import improvements
 from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
@@ -28,6 +28,7 @@ from planner.service.searching import search_backends
 from planner.specs.check import CheckFinding, CheckReport, Improvement
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
+from planner.specs.finding import Finding
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption, Plan, Request

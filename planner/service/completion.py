@@ -10,10 +10,11 @@ from typing import Any
 
 from planner.backends import get_backend
 from planner.backends.base import NONE, Backend, RecomputeKind
-from planner.reading import Configuration, Finding, StatedStrategy
+from planner.reading import Configuration, StatedStrategy
 from planner.service.layout import near_even, one_row
 from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, StrategyBatch
 from planner.specs.cluster import Cluster
+from planner.specs.finding import Finding
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from planner.cost.context import CostContext
 from planner.cost.evaluate import evaluate
 from planner.errors import InputError
-from planner.reading import Finding
 from planner.service.advice import improvements
 from planner.service.checking import Checked, CheckRequest, examine, report
 from planner.service.inputs import checked_float
@@ -20,6 +19,7 @@ from planner.service.requests import Progress
 from planner.specs.batch import StrategyBatch
 from planner.specs.check import Cause, CheckReport, Diagnosis
 from planner.specs.cluster import Cluster
+from planner.specs.finding import Finding
 from planner.specs.plan import Estimate
 from planner.specs.strategy import Strategy
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.cost.context import CostContext
-from planner.reading import Finding
 from planner.service.why import time_parts
 from planner.specs.check import Improvement
+from planner.specs.finding import Finding
 from planner.specs.plan import Plan
 from planner.specs.strategy import Strategy
 from planner.units import percent

@@ -13,13 +13,14 @@ from pydantic import ValidationError
 
 from planner.catalog import default_system, load_accelerator, load_system
 from planner.errors import InputError
-from planner.machines import Finding, Inventory, Match, compute_nics, domain_of, identify, size_of
+from planner.machines import Inventory, Match, compute_nics, domain_of, identify, size_of
 from planner.machines.combine import Size
 from planner.machines.products import usable_gib
 from planner.machines.text import listed, note, warning
 from planner.machines.topo import fast_components
 from planner.service.clusters import ClusterFile
 from planner.specs.cluster import Accelerator, System
+from planner.specs.finding import Finding
 from planner.specs.problems import input_error
 from planner.units import BITS_PER_BYTE, GB, GIB, MIB
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError
-from planner.machines import SOURCES, Finding, Inventory, combine, read_machines
+from planner.machines import SOURCES, Inventory, combine, read_machines
 from planner.machines.slurm import from_environment
 from planner.machines.text import MAX_TEXT_BYTES, decode
 from planner.service.clusters import ClusterFile, resolve_file
 from planner.service.inputs import checked_float, checked_int, checked_text
 from planner.service.machine_facts import Facts, fill
 from planner.service.outputs import check_target, write_file
+from planner.specs.finding import Finding
 from planner.specs.plan import Assumption
 from planner.specs.problems import shown
 from planner.version import __version__

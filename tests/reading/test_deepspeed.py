@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from planner.backends.deepspeed import DeepSpeed
 from planner.backends.deepspeed_rules import balanced
 from planner.errors import InputError
-from planner.reading import Configuration, Finding, StatedStrategy, read_configuration
+from planner.reading import Configuration, StatedStrategy, read_configuration
 from planner.reading.deepspeed.reader import DeepSpeedReader, read_deepspeed
 from planner.render import render_plan
+from planner.specs.finding import Finding
 from planner.specs.job import Job
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Offload, Recompute

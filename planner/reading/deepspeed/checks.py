@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.backends.deepspeed import overlaps_communication
-from planner.reading.configuration import Severity
 from planner.reading.deepspeed import keys as known
 from planner.reading.deepspeed.batch import MICRO, TRAIN
 from planner.reading.deepspeed.degrees import Degrees
 from planner.reading.deepspeed.sections import Sections
 from planner.reading.deepspeed.values import dotted, shown
 from planner.reading.texts.lenient_json import Path
+from planner.specs.finding import Severity
 from planner.specs.job import Job, Precision
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, Finding, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.deepspeed import keys as known
 from planner.reading.deepspeed.batch import MICRO, Batch, read_batch
 from planner.reading.deepspeed.checks import check_arguments, check_combinations, check_optimizer, read_habits
@@ -22,6 +22,7 @@ from planner.reading.deepspeed.setup import Machines, Setup, read_machines, read
 from planner.reading.deepspeed.states import read_offload, read_precision, read_recompute, read_secondary
 from planner.reading.deepspeed.values import dotted, report_unfilled, shown
 from planner.reading.texts.lenient_json import Departure, LenientDocument, Path, parse_lenient
+from planner.specs.finding import Finding
 
 
 def read_deepspeed(

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planner.errors import InputError
-from planner.reading.configuration import Files, Finding
+from planner.reading.configuration import Files
+from planner.specs.finding import Finding
 
 CONSTANTS = (
     "PIPELINE_STAGES",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from planner.reading.configuration import Finding, Severity
 from planner.reading.deepspeed.keys import AUTO_FILLED, NULL_TAKEN, Key
 from planner.reading.texts.lenient_json import Path
+from planner.specs.finding import Finding, Severity
 
 _TRUE, _FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,30}\s*")

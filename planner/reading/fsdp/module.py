@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, Finding, Severity, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.texts.launch_scripts import processes_per_node, wrong_world_size
+from planner.specs.finding import Finding, Severity
 from planner.specs.job import Precision
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Offload, Recompute

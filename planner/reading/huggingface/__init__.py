@@ -1,1 +1,1 @@
-"""accelerate configurations and Trainer arguments (reader.py), and recipes around them, refused by name (recipes.py)."""
+"""accelerate configurations and Trainer arguments (reader.py); recipes around them, refused by name (recipes.py)."""

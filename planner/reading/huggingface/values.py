@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from planner.errors import InputError
-from planner.reading.configuration import Finding, Severity
+from planner.specs.finding import Finding, Severity
 
 TRUE = ("y", "yes", "t", "true", "on", "1")
 FALSE = ("n", "no", "f", "false", "off", "0")

@@ -14,10 +14,11 @@ from importlib.resources import files as package_files
 
 from planner.backends.bridge_fields import LISTS, RECIPE_SWITCHES, SWITCHES, VALUES
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, Finding
+from planner.reading.configuration import Configuration, Files
 from planner.reading.megatron.flags import Stated
 from planner.reading.megatron.reader import Source, configuration_of
 from planner.reading.texts.shell import Launch, entry_scripts, launches, read_script
+from planner.specs.finding import Finding
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*\.[\w.]+|mixed_precision)=(.*)")
 _UNREAD_SECTIONS = frozenset(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from planner.reading.configuration import Finding, Severity
 from planner.reading.megatron.flags import Stated
+from planner.specs.finding import Finding, Severity
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MODULES = frozenset(

@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from planner.reading.configuration import Finding
 from planner.reading.texts.shell import Word
+from planner.specs.finding import Finding
 
 Kind = Literal["value", "list", "on", "off", "either"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from planner.reading.configuration import Finding
 from planner.reading.megatron.flags import Stated
+from planner.specs.finding import Finding
 
 _MAX_LAYOUT = 100_000
 """Letters of an unrolled layout string; longer ones are not meant."""

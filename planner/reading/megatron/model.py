@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from planner.catalog import load_model, model_ids
-from planner.reading.configuration import Finding
 from planner.reading.megatron.flags import Stated
+from planner.specs.finding import Finding
 from planner.specs.model import BiasSpec, MlaSpec, ModelSpec, MoeSpec, WindowSpec
 
 _TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}

@@ -13,12 +13,13 @@ from planner.backends import megatron_arguments
 from planner.backends.megatron import Megatron, te_loss_bytes
 from planner.backends.stacks import reduced_in_16_bits
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, Finding, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.megatron.findings import Setting, findings
 from planner.reading.megatron.flags import Stated, flag_of_argument, from_log, from_words
 from planner.reading.megatron.layout import Dealt, dealt
 from planner.reading.megatron.model import model_of
 from planner.reading.texts.shell import Launch, Script, Word, entry_scripts, launches, read_script
+from planner.specs.finding import Finding
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, Recompute
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from planner.reading.configuration import Finding, Severity
 from planner.reading.nanotron.keys import ADAM, SCHEDULER, SECTIONS, Key
 from planner.reading.texts.yaml_lines import YamlFile
+from planner.specs.finding import Finding, Severity
 
 HOMES: dict[str, Mapping[str, Key]] = {
     **SECTIONS,

@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.backends.base import StateFormat
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, Finding, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.nanotron.keys import (
     ADAM,
     DATA,
@@ -28,6 +28,7 @@ from planner.reading.nanotron.model import read_model
 from planner.reading.nanotron.notes import Notes, shown
 from planner.reading.texts.launch_scripts import processes_per_node, scripts, sets, wrong_world_size
 from planner.reading.texts.yaml_lines import YamlFile, load_yaml
+from planner.specs.finding import Finding
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, Recompute, Schedule
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from planner.reading.configuration import Files, Finding
+from planner.reading.configuration import Files
+from planner.specs.finding import Finding
 
 _NODES = re.compile(r"--nnodes[= ]+(\d{1,6})\b(?!:)")
 _PROCESSES = re.compile(r"--nproc[-_]per[-_]node[= ]+(\d{1,5})\b")

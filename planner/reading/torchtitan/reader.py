@@ -15,7 +15,7 @@ from planner.backends.torchtitan import EAGER_HABITS
 from planner.backends.torchtitan_rules import SCHEDULE_NAMES
 from planner.catalog import load_model
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, Finding, Severity, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.torchtitan.fields import (
     ATTENTION_SUFFIXES,
     CLOSED_SECTIONS,
@@ -25,6 +25,7 @@ from planner.reading.torchtitan.fields import (
     SAME_MEANING,
 )
 from planner.reading.torchtitan.sources import Gathered, Setting, gather, looks_like_command, looks_like_toml
+from planner.specs.finding import Finding, Severity
 from planner.specs.job import Precision
 from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 from planner.specs.strategy import Offload, Recompute, Schedule

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import InputError
-from planner.reading.configuration import Files, Finding
+from planner.reading.configuration import Files
 from planner.reading.texts.shell import Launch, Word, entry_scripts, launches, read_script
 from planner.reading.torchtitan.fields import FIELDS, STOCK, Era
+from planner.specs.finding import Finding
 
 _SUBCOMMAND = re.compile(r"([a-z][a-z-]*):([a-z][a-z-]*)")
 _FLAG = re.compile(r"--[A-Za-z]")

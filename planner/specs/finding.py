@@ -1,0 +1,28 @@
+"""Something that the author of a configuration or the owner of machines should know, found in their texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+"""error: it cannot be used like this, or does not do what it says; warning: it works, but wrong or slow; note: worth
+knowing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One finding."""
+
+    id: str
+    """Stable, kebab-case; the id of the backend's rule where one is broken."""
+    severity: Severity
+    message: str
+    where: str = ""
+    """File, line, key, flag, GPU, node or variable."""
+    got: str = ""
+    """What it says, or an equation with its values."""
+    allowed: str = ""
+    """What would be accepted."""
+    hint: str = ""
+    """What to write or do instead."""
