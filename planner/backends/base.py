@@ -296,6 +296,14 @@ class Habits:
     """Zero-bubble schedules are searched for under one memory limit: every rank fills up to what rank 0 needs."""
     state_format: StateFormat | None = None
     """Number formats of the states where the run states its own; None: what the framework does by default."""
+    reduce_bucket: float | None = None
+    """Elements of a gradient-reduction bucket where the run states its own (DeepSpeed); None: what plans write."""
+    reduce_buckets: int = 1
+    """Such buckets alive at once: two where one fills while the other is reduced."""
+    gathered_parameters: float | None = None
+    """Parameters that stay gathered at stage 3 where the run states its own limit (DeepSpeed); None: as plans write."""
+    optimizer_temporary: float = 0.0
+    """Bytes per updated parameter that an unfused optimizer step keeps beside the states (AdamW: its denominator)."""
 
 
 class Backend(ABC):

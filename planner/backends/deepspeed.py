@@ -8,7 +8,8 @@ functions of this module, so that the estimate and the written configuration can
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -120,6 +121,12 @@ class DeepSpeed(Backend):
         allocator_factor=1.06,
     )
 
+    habit_settings: ClassVar[Mapping[str, str]] = {
+        "reduce_bucket": "reduce_bucket_size to the square of the hidden size",
+        "gathered_parameters": "stage3_max_live_parameters to two layers' parameters",
+        "optimizer_temporary": 'an "optimizer" section of type AdamW, which runs fused',
+    }
+
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         return (NONE, FULL)
 
@@ -161,8 +168,14 @@ class DeepSpeed(Backend):
             offloadable=np.where(stage == 0, 0.0, leaves),
             host=self._host_bytes(batch, weight) / degree,
             # The wrapper of stage 0 builds flat fp32 gradients for the step; later stages hold theirs all along.
-            step_temporary=np.where((stage == 0) & (job.precision != "fp32"), 4.0, 0.0),
+            step_temporary=np.where((stage == 0) & (job.precision != "fp32"), 4.0, 0.0)
+            + self._unfused_bytes(stage) / degree,
         )
+
+    def _unfused_bytes(self, stage: IntArray) -> FloatArray:
+        """What an unfused step adds: stages 1 and 2 update their whole partition at once, stage 3 a sub-group of 1e9
+        parameters at a time, which is small beside the activations that are gone by then."""
+        return np.where(stage < 3, self.habits.optimizer_temporary, 0.0)
 
     @staticmethod
     def _optimizer_bytes(job: Job, batch: StrategyBatch) -> FloatArray:
@@ -195,11 +208,15 @@ class DeepSpeed(Backend):
         bucket = float(bucket_elements(context.model.hidden))
         # The pipeline's optimizer reduces its fp32 gradients in place.
         plain = (stage >= 1) & (context.batch.pp == 1)
+        habits = self.habits
+        reduced = bucket if habits.reduce_bucket is None else habits.reduce_bucket
         live = np.clip(2 * context.layer_params, MIN_BUCKET, MAX_LIVE_DEFAULT)
+        if habits.gathered_parameters is not None:
+            live = np.minimum(habits.gathered_parameters, context.rank_params)
         largest = np.maximum(context.layer_params, context.root_params / 2)
         third = np.where(stage == 3, 1.0, 0.0)
         return {
-            "reduce bucket": np.where(plain, width * bucket, 0.0),
+            "reduce bucket": np.where(plain, width * reduced * habits.reduce_buckets, 0.0),
             "all-gather bucket": np.where(np.isin(stage, (1, 2)), width * bucket, 0.0),
             "gathered parameters": third * width * np.maximum(live, largest),
             "unsharded gradients": np.where(stage >= 2, width * context.layer_params, 0.0),

@@ -207,13 +207,24 @@ def _micro_batches_fill(context: RuleContext) -> BoolArray:
     return np.asarray(~alternating | (context.grad_accum >= context.batch.pp - 1), dtype=np.bool_)
 
 
-MICRO_BATCHES = predicate(
+def _enough_micro_batches(context: RuleContext, index: int) -> str:
+    """The smallest accumulation that starts, and the one that keeps the bubble small."""
+    b = context.batch
+    least = int(b.pp[index]) - 1
+    batch = least * int(b.micro_batch[index] * b.dp[index])
+    return (
+        f"batch_accumulation_per_replica of {least} or more (a global batch of {batch} at this micro-batch); "
+        f"{4 * (least + 1)} keep the bubble small"
+    )
+
+
+MICRO_BATCHES = Rule(
     "micro-batches-fill-pipeline",
+    "Alternating forward and backward passes (1f1b) needs batch_accumulation_per_replica of at least pp - 1.",
+    ENGINE,
     _micro_batches_fill,
     lambda c, i: f"micro-batches({c.grad_accum[i]}) >= pp({c.batch.pp[i]}) - 1 must hold",
-    reason="Alternating forward and backward passes (1f1b) needs batch_accumulation_per_replica of at least pp - 1.",
-    source=ENGINE,
-    vary="micro_batch",
+    _enough_micro_batches,
 )
 
 SHARD_OVER_REPLICAS = predicate(

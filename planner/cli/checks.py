@@ -11,7 +11,7 @@ from rich.text import Text
 
 from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import stdout
-from planner.cli.output import assumption_lines, bullet, indented, notes, section, strategy_text
+from planner.cli.output import assumption_lines, bullet, host_line, indented, notes, section, strategy_text
 from planner.specs.check import CheckFinding, CheckReport, Improvement
 from planner.units import counted, duration, gib, percent
 
@@ -105,6 +105,8 @@ def _estimate(console: Console, report: CheckReport) -> None:
     section(console, f"Memory of a GPU (limit {gib(estimate.memory_limit_bytes)}), est.")
     for line in memory_lines(estimate, console.width):
         console.print(line)
+    if report.request is not None:
+        host_line(console, report.plan, report.request.cluster)
     section(
         console,
         f"Time of a step, est. {duration(estimate.step_time_s)} ({duration(low)} to {duration(high)}), "
@@ -158,5 +160,13 @@ def _next(report: CheckReport) -> str:
     if report.fits is None:
         return "give what is missing above, then the file is priced too"
     if not report.fits:
-        return "take one of the changes above, or --suggest for the best plan"
+        return _next_of_misfit(report)
     return "`planner render --from FILE --to FRAMEWORK` writes it for another framework; --suggest searches further"
+
+
+def _next_of_misfit(report: CheckReport) -> str:
+    if report.improvements:
+        return "take one of the changes above, or --suggest for the best plan"
+    if report.suggested is not None:
+        return "no single change is enough: take the plan above, which changes several things at once"
+    return "nothing fits on these machines: take one of the changes in the warnings above"

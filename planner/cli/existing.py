@@ -29,6 +29,14 @@ ModelHere = Annotated[
     str | None,
     typer.Option("--model", help="Model, where the file does not state its dimensions.", rich_help_panel=o.INPUT),
 ]
+RecomputeHere = Annotated[
+    str | None,
+    typer.Option(
+        "--recompute",
+        help="none, selective, selective:MODULES or full, where the file does not say (DeepSpeed: the code does).",
+        rich_help_panel=o.STRATEGY,
+    ),
+]
 Advise = Annotated[bool, typer.Option("--advise/--no-advise", help="Try single changes.", rich_help_panel=o.SEARCH)]
 
 
@@ -57,6 +65,7 @@ def check(
     seq_len: o.SeqLen = None,
     global_batch: o.GlobalBatch = None,
     precision: o.Precision = None,
+    recompute: RecomputeHere = None,
     memory_margin: o.MemoryMargin = 0.0,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
@@ -72,7 +81,7 @@ def check(
         gpu, gpus, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, cluster
     )
     job = inputs.job(seq_len, global_batch, precision, "auto", False, "throughput", memory_margin)
-    asked = _asked(paths, model, reader, profile, machines, job, suggest=suggest, advise=advise)
+    asked = _asked(paths, model, reader, profile, machines, job, recompute, suggest=suggest, advise=advise)
     with console.progress(quiet=as_json, what="checking") as report:
         found = service.check(asked, report)
     problems.print_json(found.to_json_dict()) if as_json else checks.print_check(found)
@@ -102,6 +111,7 @@ def diagnose(
     seq_len: o.SeqLen = None,
     global_batch: o.GlobalBatch = None,
     precision: o.Precision = None,
+    recompute: RecomputeHere = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -113,7 +123,7 @@ def diagnose(
         gpu, gpus, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, cluster
     )
     job = inputs.job(seq_len, global_batch, precision, "auto", False, "throughput", 0.0)
-    asked = _asked(paths, model, reader, profile, machines, job)
+    asked = _asked(paths, model, reader, profile, machines, job, recompute)
     with console.progress(quiet=as_json, what="diagnosing") as report:
         found = service.diagnose(asked, measured_tokens_per_s, report)
     problems.print_json(found.to_json_dict()) if as_json else checks.print_diagnosis(found)
@@ -147,6 +157,7 @@ def render(
     seq_len: o.SeqLen = None,
     global_batch: o.GlobalBatch = None,
     precision: o.Precision = None,
+    recompute: RecomputeHere = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -167,7 +178,7 @@ def render(
     else:
         machines = inputs.cluster(gpu, gpus, nodes, gpus_per_node, None, None, None, None, None, cluster)
         job = inputs.job(seq_len, global_batch, precision, "auto", False, "throughput", 0.0)
-        done = service.convert_files(_asked(source or [], model, reader, None, machines, job), target)
+        done = service.convert_files(_asked(source or [], model, reader, None, machines, job, recompute), target)
     files = service.render_document(done.document, launcher=launcher)
     written = service.write_document(files, out, force=force) if out is not None else []
     if as_json:
@@ -187,6 +198,7 @@ def _asked(
     profile: Path | None,
     machines: ClusterInput,
     job: JobInput,
+    recompute: str | None,
     *,
     suggest: bool = False,
     advise: bool = True,
@@ -200,6 +212,7 @@ def _asked(
         cluster=machines,
         job=job,
         profile=profile,
+        recompute=recompute,
         suggest=suggest,
         advise=advise,
     )

@@ -19,6 +19,7 @@ from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import Justify, stdout, table
 from planner.service import start_commands
 from planner.service.why import largest_loss
+from planner.specs.cluster import Cluster
 from planner.specs.plan import OUTSIDE_EXPERIENCE, Assumption, Plan, PlanDocument
 from planner.specs.strategy import Recompute, Strategy
 from planner.units import GIB, duration, gib, percent
@@ -34,6 +35,7 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     section(console, f"Memory of a GPU (limit {gib(document.best.estimate.memory_limit_bytes)}), est.")
     for line in memory_lines(document.best.estimate, console.width):
         console.print(line)
+    host_line(console, document.best, document.request.cluster)
     section(console, f"Time of a step ({duration(document.best.estimate.step_time_s)}), est.")
     for line in time_lines(document.best, console.width):
         console.print(line)
@@ -43,6 +45,14 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     if searched:
         _search_line(console, document)
     _next(console, document, written)
+
+
+def host_line(console: Console, plan: Plan, cluster: Cluster) -> None:
+    """Host memory of a node, where something is offloaded."""
+    offload = plan.strategy.offload
+    if offload.device != "none" or offload.parameters != "none":
+        needed, there = plan.estimate.host_memory_bytes_per_node, cluster.host_memory_bytes_per_node
+        indented(console, f"host memory of a node: {gib(needed)} of {gib(there)}")
 
 
 def _verdict(console: Console, document: PlanDocument) -> None:
@@ -203,16 +213,20 @@ def notes(console: Console, title: str, lines: Sequence[str], style: str = "") -
 
 def indented(console: Console, line: str, style: str = "") -> None:
     """A wrapped paragraph, two columns in."""
-    lines = textwrap.wrap(line, console.width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    console.print(Text("\n".join(lines), style=style))
+    console.print(Text(_wrapped(line, console.width, "  "), style=style))
 
 
 def bullet(console: Console, line: str, style: str = "") -> None:
     """A wrapped line behind a dash."""
-    wrapped = textwrap.wrap(
-        line, console.width, initial_indent="  - ", subsequent_indent="    ", break_long_words=False
+    console.print(Text(_wrapped(line, console.width, "  - "), style=style))
+
+
+def _wrapped(line: str, width: int, first: str) -> str:
+    """Broken between words only: options and ids, which have hyphens, stay whole and can be copied."""
+    lines = textwrap.wrap(
+        line, width, initial_indent=first, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-    console.print(Text("\n".join(wrapped), style=style))
+    return "\n".join(lines)
 
 
 def assumption_lines(assumptions: Sequence[Assumption]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -26,6 +27,8 @@ HOST_DOUBLINGS = 2
 """How often a node's memory is doubled in search of a plan."""
 
 GPU_DOUBLINGS = 8
+SIZES_BETWEEN = 6
+"""Numbers of nodes tried between two doublings."""
 SEQUENCE_HALVINGS = 6
 MIN_SEQUENCE = 512
 CORES_AT_ONCE = 2_000
@@ -73,7 +76,8 @@ def _nearest(context: CostContext, group: Group) -> tuple[float, NearestMiss]:
 
 def _changes(problem: Problem, feasible: Feasible) -> Iterator[Relaxation]:
     """Changes that lead to a plan, the least intrusive kind first, at most one of each kind but pins."""
-    for kind in (_without_a_pin, _other_backends, _more_host_memory, _more_gpus, _shorter_sequences):
+    larger = partial(_more_gpus, feasible=feasible)
+    for kind in (_without_a_pin, _other_backends, _more_host_memory, larger, _shorter_sequences):
         for relaxation, changed in kind(problem):
             if _has_plan(changed, feasible):
                 yield relaxation
@@ -116,16 +120,30 @@ def _more_host_memory(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
         yield Relaxation("host_memory_gib", str(size_gib), text), changed
 
 
-def _more_gpus(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+def _more_gpus(problem: Problem, feasible: Feasible) -> Iterator[tuple[Relaxation, Problem]]:
+    """Doublings, and below the first that helps the numbers of nodes between, the smallest first."""
     cluster = problem.context.cluster
+    per_node = cluster.gpus_per_node
+    last = cluster.gpus
     for doubling in range(1, GPU_DOUBLINGS + 1):
         gpus = cluster.gpus * 2**doubling
-        if gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node:
+        if gpus > per_node and gpus % per_node:
             continue
-        larger = cluster.model_copy(update={"gpus": gpus})
-        nodes = "1 node" if larger.nodes == 1 else f"{larger.nodes} nodes"
-        text = f"use more GPUs: a plan fits on {gpus} ({nodes}) with --gpus {gpus}"
-        yield Relaxation("gpus", str(gpus), text), replace(problem, context=replace(problem.context, cluster=larger))
+        if _has_plan(_with_gpus(problem, gpus)[1], feasible):
+            between = range(last // per_node + 1, gpus // per_node)
+            # A number that leaves the batch indivisible has no plan; a handful of sizes is enough to see.
+            for nodes in between[:: -(-len(between) // SIZES_BETWEEN) or 1]:
+                yield _with_gpus(problem, nodes * per_node)
+            yield _with_gpus(problem, gpus)
+            return
+        last = gpus
+
+
+def _with_gpus(problem: Problem, gpus: int) -> tuple[Relaxation, Problem]:
+    larger = problem.context.cluster.model_copy(update={"gpus": gpus})
+    nodes = "1 node" if larger.nodes == 1 else f"{larger.nodes} nodes"
+    text = f"use more GPUs: a plan fits on {gpus} ({nodes}) with --gpus {gpus}"
+    return Relaxation("gpus", str(gpus), text), replace(problem, context=replace(problem.context, cluster=larger))
 
 
 def _shorter_sequences(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:

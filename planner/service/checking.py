@@ -19,6 +19,7 @@ from planner.service.advice import improvements
 from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
 from planner.service.configurations import load_configuration
+from planner.service.fit import ABOUT_FIT, fewest_gpus, misfit
 from planner.service.jobs import resolve_job
 from planner.service.lints import lints
 from planner.service.models import PARAMS_TOLERANCE, resolve_model
@@ -33,7 +34,7 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption, Plan, Request
 from planner.specs.profile import Profile
-from planner.units import count
+from planner.units import count, counted, gib
 from planner.version import __version__
 
 
@@ -48,6 +49,8 @@ class CheckRequest:
     cluster: ClusterInput = field(default_factory=ClusterInput)
     job: JobInput = field(default_factory=JobInput)
     profile: Path | None = None
+    recompute: str | None = None
+    """As the strategy option has it, where the file does not say or should be overruled."""
     suggest: bool = False
     """Search for the best plan of the same framework, too."""
     advise: bool = True
@@ -73,7 +76,7 @@ class Checked:
 
     @property
     def legal(self) -> bool:
-        return not any(finding.severity == "error" for finding in self.findings)
+        return not any(finding.severity == "error" and finding.id not in ABOUT_FIT for finding in self.findings)
 
     @property
     def request(self) -> Request | None:
@@ -98,10 +101,32 @@ def check(asked: CheckRequest, progress: Progress | None = None) -> CheckReport:
             progress("trying single changes")
         strategy = to_strategy(found.completed.batch, 0, found.context.recompute_kinds, found.completed.job)
         changes = improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
-        found.findings += lints(found.context, strategy, found.plan, changes)
-    if asked.suggest:
+        known = {finding.id for finding in found.findings}
+        told = lints(found.context, strategy, found.plan, changes)
+        found.findings += [finding for finding in told if finding.id not in known]
+    if found.plan is not None and found.context is not None:
+        found.findings += _about_fit(found.context, found.plan)
+    stuck = asked.advise and found.plan is not None and not found.plan.estimate.fits and not changes
+    if asked.suggest or stuck:
         suggested = _suggested(found, progress)
     return report(found, changes, suggested)
+
+
+def _about_fit(context: CostContext, plan: Plan) -> list[Finding]:
+    """What is short, and on how many GPUs nothing would be."""
+    short = misfit(context, plan)
+    enough = fewest_gpus(context, plan.strategy) if short and plan.strategy.zero_stage > 0 else None
+    if enough is None:
+        return short
+    needed, limit = enough.estimate.peak_memory_bytes, enough.estimate.memory_limit_bytes
+    more = Finding(
+        id="fewest-gpus",
+        severity="note",
+        message=f"with more replicas the same settings fit on {enough.gpus} GPUs ({counted(enough.nodes, 'node')}): "
+        f"{gib(needed)} of {gib(limit)}, global batch {enough.global_batch}",
+        hint=f"--gpus {enough.gpus}, or one of the changes below on the {context.cluster.gpus} GPUs",
+    )
+    return [*short, more]
 
 
 def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan | None = None) -> CheckReport:
@@ -150,7 +175,7 @@ def examine(asked: CheckRequest) -> Checked:
     job = _job(asked, found, found.model, found.cluster)
     if job is None:
         return found
-    completed = found.completed = complete(configuration, found.model, found.cluster, job)
+    completed = found.completed = complete(configuration, found.model, found.cluster, job, asked.recompute)
     found.findings += completed.findings
     found.assumptions += completed.assumptions
     request = found.request
@@ -287,8 +312,7 @@ def _broken_rules(context: CostContext, completed: Completed) -> list[Finding]:
         Finding(
             id=rule.id,
             severity="error",
-            message=rule.reason,
-            where=rule.source,
+            message=f"{rule.reason} ({rule.source})",
             got=rule.equation(facts, 0),
             allowed=(rule.allowed(facts, 0) or "") if rule.allowed else "",
         )
@@ -307,5 +331,6 @@ def _suggested(found: Checked, progress: Progress | None) -> Plan | None:
     try:
         return search_backends(request, (name,), 1, None, progress).best
     except InfeasibleError as problem:
-        found.warnings.append(f"no plan of {name} fits: {problem.message}")
+        changes = problem.details.get("relaxations") or ([problem.hint] if problem.hint else [])
+        found.warnings.append("; ".join([problem.message, *changes]))
         return None

@@ -10,8 +10,9 @@ from typing import Any
 
 from planner.backends import get_backend
 from planner.backends.base import NONE, Backend, RecomputeKind
+from planner.backends.rule_kit import divisors
 from planner.reading import Configuration, StatedStrategy
-from planner.service.layout import near_even, one_row
+from planner.service.layout import near_even, one_row, recompute_choice
 from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.finding import Finding
@@ -49,16 +50,39 @@ def stated_gpus(configuration: Configuration) -> int | None:
     return stated.dp * (stated.tp or 1) * (stated.pp or 1) * (stated.cp or 1)
 
 
-def complete(configuration: Configuration, model: ModelSpec, cluster: Cluster, job: Job) -> Completed:
+def complete(
+    configuration: Configuration, model: ModelSpec, cluster: Cluster, job: Job, recompute: str | None = None
+) -> Completed:
     """The configuration as a candidate; ``job`` has its sequence length, format and loss, and the global batch where
-    the file leaves it open."""
-    return _Completion(configuration, model, cluster, job).run()
+    the file leaves it open; ``recompute`` (as ``--recompute`` has it) wins over the file."""
+    return _Completion(configuration, model, cluster, job, recompute).run()
+
+
+def _batches(total: int, micro: int, dp: int, accum: int | None) -> str:
+    """The nearest global batches on either side; with the accumulation of each where the file states one."""
+    step = micro * dp
+    near = {total // step} if total % step == 0 else {max(total // step, 1), total // step + 1}
+    if accum is None:
+        return f"a global batch of {' or '.join(str(n * step) for n in sorted(near))}, or another multiple of {step}"
+    return " or ".join(f"a global batch of {n * step} with grad_accum({n})" for n in sorted({*near, accum}))
+
+
+def _replica_hint(total: int, micro: int, dp: int) -> str:
+    """Numbers of replicas that would keep the stated batch."""
+    fewer = [n for n in range(1, dp + 1) if total % (micro * n) == 0]
+    if not fewer:
+        return f"micro_batch({micro}) does not divide the global batch: change one of them"
+    kept = f"global_batch({total}) goes with {fewer[-1]} replicas"
+    accumulation = total // (micro * fewer[-1])
+    return f"change one of them; {kept} of micro_batch({micro}) and grad_accum({accumulation})"
 
 
 class _Completion:
-    def __init__(self, configuration: Configuration, model: ModelSpec, cluster: Cluster, job: Job) -> None:
+    def __init__(
+        self, configuration: Configuration, model: ModelSpec, cluster: Cluster, job: Job, recompute: str | None
+    ) -> None:
         self.read, self.stated = configuration, configuration.strategy
-        self.model, self.cluster = model, cluster
+        self.model, self.cluster, self.said = model, cluster, recompute
         backend = get_backend(configuration.backend)
         self.backend = backend.with_habits(**configuration.habits) if configuration.habits else backend
         self.done = Completed(self.backend, job, None)
@@ -123,9 +147,8 @@ class _Completion:
             "batch-algebra",
             f"global_batch({total}) must be micro_batch({micro}) * dp({dp}){steps or ' * a whole number'}",
             got=f"{product} = {whole}, and {total} / {whole} = {total / whole:.4g}",
-            allowed=f"a global batch of {max(round(total / whole), 1) * whole}"
-            + ("" if steps else f" or another multiple of {whole}"),
-            hint="change one of them; the number of replicas follows from the GPUs and the other degrees",
+            allowed=_batches(total, micro, dp, accum),
+            hint=_replica_hint(total, micro, dp),
         )
         return None
 
@@ -196,20 +219,39 @@ class _Completion:
             default = self.backend.default_layout(self.model, pp, vpp)
             if default is not None:
                 return default
-            even = [n for n in range(1, layers + 1) if layers % n == 0]
-            self._say(
-                "layer-split",
-                f"layers({layers}) % (pp({pp}) * vpp({vpp})) = {layers % count}, must be 0 unless the layers of every "
-                "stage are stated",
-                allowed=f"pp * vpp in {', '.join(map(str, even[:16]))}",
-                hint="change pp or vpp, or state the layers of the stages",
-            )
+            self._say_split(layers, pp, vpp)
         return near_even(layers, min(count, layers)) + (0,) * max(count - layers, 0)
+
+    def _say_split(self, layers: int, pp: int, vpp: int) -> None:
+        count = pp * vpp
+        if layers % count:
+            message = (
+                f"layers({layers}) % (pp({pp}) * vpp({vpp})) = {layers % count}, must be 0 unless the layers of every "
+                "stage are stated"
+            )
+        else:
+            message = (
+                f"{self.backend.title}'s own split of layers({layers}) over pp({pp}) * vpp({vpp}) stages leaves a "
+                "stage without a layer: embedding and head take part in it by what they cost"
+            )
+        self._say(
+            "layer-split",
+            message,
+            allowed=f"pp * vpp in {', '.join(map(str, divisors(layers)[:16]))}" if layers % count else "fewer stages",
+            hint=f"change pp or vpp, or state the layers of the stages: {','.join(map(str, near_even(layers, count)))}"
+            if layers % count and count < layers
+            else "lower pp",
+        )
 
     def _recompute(self) -> tuple[tuple[RecomputeKind, ...] | None, int, int]:
         """(the backend's kinds with the file's own where plans do not offer it, index, recomputed layers)."""
-        wanted = self.stated.recompute or Recompute()
         offered = self.backend.recompute_kinds(self.model, self.done.job)
+        if self.said is not None:
+            return None, *recompute_choice(self.said, offered)
+        wanted = self.stated.recompute
+        if wanted is None:
+            self._assume("recompute", "none", "not stated (often it is in the code): --recompute full says otherwise")
+            wanted = Recompute()
         if wanted.mode == "none":
             return None, next(index for index, kind in enumerate(offered) if kind.mode == "none"), 0
         counts = wanted.layers_per_stage

@@ -41,7 +41,9 @@ def diagnose(asked: CheckRequest, measured_tokens_per_s: float, progress: Progre
     if progress:
         progress("trying single changes")
     changes = improvements(found.context, found.plan.strategy, found.plan.estimate)
-    found.findings += lints(found.context, found.plan.strategy, found.plan, changes)
+    known = {finding.id for finding in found.findings}
+    more = lints(found.context, found.plan.strategy, found.plan, changes)
+    found.findings += [finding for finding in more if finding.id not in known]
     told = _Diagnosing(found, found.context, found.completed.batch, found.plan.estimate, measured_tokens_per_s)
     return report(found, changes).model_copy(update={"diagnosis": told.diagnosis()})
 

@@ -61,7 +61,7 @@ def resolve_layout(given: StrategyInput, context: CostContext) -> ResolvedLayout
     etp = given.etp
     if context.model.moe is not None and tp > 1 and backend.expert_degrees:
         etp = take("etp", etp, 1, "experts are small; splitting them over tp ranks rarely pays")
-    kind, recomputed = _recompute(given.recompute, backend.recompute_kinds(context.model, context.job))
+    kind, recomputed = recompute_choice(given.recompute, backend.recompute_kinds(context.model, context.job))
     offload = _offload(given.offload, backend, zero_stage)
     batch = one_row(
         tp=tp,
@@ -148,8 +148,8 @@ def _schedule(given: str | None, backend: Backend, pp: int, vpp: int) -> int:
     return SCHEDULES.index(one_of(given, "--schedule", possible) if given is not None else possible[0])
 
 
-def _recompute(text: str, kinds: tuple[RecomputeKind, ...]) -> tuple[int, int]:
-    """(index of the kind, recomputed layers of each virtual stage)."""
+def recompute_choice(text: str, kinds: tuple[RecomputeKind, ...]) -> tuple[int, int]:
+    """(index of the kind, recomputed layers of each virtual stage) of ``--recompute``; InputError with the choices."""
     mode, _, detail = text.partition(":")
     one_of(mode, "--recompute", get_args(RecomputeMode))
     modules = tuple(sorted(part.strip() for part in detail.split(",") if part.strip())) if mode == "selective" else ()

@@ -50,6 +50,18 @@ def _from_degrees(context: CostContext, strategy: Strategy) -> list[Finding]:
                 hint="switch sequence parallelism on",
             )
         )
+    if strategy.zero_stage > 0 and strategy.dp * strategy.cp == 1 and strategy.offload.device == "none":
+        found.append(
+            Finding(
+                id="zero-shards-nothing",
+                severity="warning" if strategy.zero_stage > 1 else "note",
+                message=f"ZeRO {strategy.zero_stage} over one data-parallel rank shards nothing: the whole of weights, "
+                "gradients and optimizer stays on every GPU of the model",
+                got="dp(1) * cp(1)",
+                allowed="dp * cp of 2 or more",
+                hint="add GPUs (replicas), or offload the optimizer",
+            )
+        )
     if context.job.precision == "fp32" and context.cluster.accelerator.peak.bf16 is not None:
         found.append(
             Finding(
@@ -92,7 +104,7 @@ def _from_estimate(strategy: Strategy, plan: Plan | None) -> list[Finding]:
 
 
 def _from_changes(strategy: Strategy, changes: Sequence[Improvement]) -> list[Finding]:
-    """Recomputation and offload that the memory does not ask for."""
+    """Recomputation, sharding and offload that the memory does not ask for."""
     found = []
     for change in changes:
         new = change.plan.strategy
@@ -107,6 +119,17 @@ def _from_changes(strategy: Strategy, changes: Sequence[Improvement]) -> list[Fi
                     severity="warning",
                     message=f"{strategy.recompute.mode} recomputation is not needed: {change.change[0]} fits and is "
                     f"{percent(-change.step_time_change)} faster",
+                )
+            )
+        if names <= {"zero_stage", "secondary_shard_degree"} and new.zero_stage < strategy.zero_stage:
+            plain = "plain data parallelism" if new.zero_stage == 0 else f"ZeRO {new.zero_stage}"
+            found.append(
+                Finding(
+                    id="sharding-not-needed",
+                    severity="warning",
+                    message=f"ZeRO {strategy.zero_stage} is not needed: {plain} fits and is "
+                    f"{percent(-change.step_time_change)} faster",
+                    hint=f"set the stage to {new.zero_stage}",
                 )
             )
         if names <= {"offload", "layers_per_stage"} and new.offload.optimizer < strategy.offload.optimizer:

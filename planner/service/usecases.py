@@ -17,6 +17,7 @@ from planner.errors import InputError
 from planner.service.clusters import resolve_cluster
 from planner.service.document import make_document
 from planner.service.failures import Interrupted
+from planner.service.fit import sentences
 from planner.service.inputs import checked_float, checked_int, one_of
 from planner.service.jobs import resolve_job
 from planner.service.layout import check_rules, resolve_layout
@@ -116,6 +117,7 @@ def estimate(
         strategy=to_strategy(layout.batch, 0, context.recompute_kinds, question.job),
         estimate=cost_estimate(context, layout.batch),
     )
+    plan = plan.model_copy(update={"why": sentences(context, plan)})
     stated = plan.strategy.model_dump(mode="json", exclude_none=True)
     return make_document(
         asked,

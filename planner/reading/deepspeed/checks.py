@@ -244,8 +244,31 @@ def read_habits(sections: Sections, stage: int | None, pp: int | None, precision
             )
         elif precision is not None and width != (4.0 if precision == "fp32" else 2.0):
             habits["gradient_reduce_bytes"] = _reduced_in_fp32 if width == 4.0 else _reduced_in_16_bits
+    habits |= _buffers(sections, stage or 0)
+    if stage in (1, 2) and not sections.top.stated("optimizer") and sections.optimizer_offload.get("device") == "none":
+        # The script brings its own optimizer, and torch's AdamW keeps the fp32 denominator of its whole partition.
+        habits["optimizer_temporary"] = UNFUSED_ADAM_BYTES
+        sections.notes.unread.append("optimizer: not set, so the script's own; torch's unfused AdamW is assumed")
     _default_buffers(sections, stage)
     return habits
+
+
+UNFUSED_ADAM_BYTES = 4.0
+"""torch.optim.AdamW in its for-each and single-tensor forms: sqrt(exp_avg_sq) of every parameter that is updated."""
+
+
+def _buffers(sections: Sections, stage: int) -> dict[str, Any]:
+    """Sizes of the buffers as the file has them (auto without its arguments: as plans write them)."""
+    found: dict[str, Any] = {}
+    bucket, live = sections.zero.get("reduce_bucket_size"), sections.zero.get("stage3_max_live_parameters")
+    if stage >= 1 and isinstance(bucket, int):
+        found["reduce_bucket"] = float(bucket)
+        if stage < 3 and sections.zero.get("overlap_comm") and sections.zero.get("contiguous_gradients"):
+            # deepspeed/runtime/zero/stage_1_and_2.py: a second bucket fills while the first is reduced.
+            found["reduce_buckets"] = 2
+    if stage == 3 and isinstance(live, int):
+        found["gathered_parameters"] = float(live)
+    return found
 
 
 def _default_buffers(sections: Sections, stage: int | None) -> None:

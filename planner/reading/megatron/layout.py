@@ -13,6 +13,8 @@ from planner.specs.finding import Finding
 
 _MAX_LAYOUT = 100_000
 """Letters of an unrolled layout string; longer ones are not meant."""
+MOST_STAGES_SHOWN = 8
+"""Stages whose layers are written out one by one."""
 _CHUNK_FLAGS = (
     "num-layers-per-virtual-pipeline-stage",
     "num-virtual-stages-per-pipeline-rank",
@@ -49,8 +51,42 @@ def dealt(stated: Stated, layers: int | None, pp: int | None) -> Dealt:
     return Dealt(chunks, _from_counts(stated, layers, pp, chunks))
 
 
-def _refuse(stated: Stated, name: str, message: str, flags: list[str], hint: str = "") -> None:
-    stated.note(Finding(id=name, severity="error", message=message, where=stated.place(*flags), hint=hint))
+def _refuse(stated: Stated, name: str, message: str, flags: list[str], hint: str = "", *, allowed: str = "") -> None:
+    place = stated.place(*flags)
+    stated.note(Finding(id=name, severity="error", message=message, where=place, allowed=allowed, hint=hint))
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def outer_counts(layers: int, pp: int) -> tuple[int, int] | None:
+    """Layers of the first and the last stage that leave equal stages between them, none of the two larger than those:
+    the most even such split; None where there is none."""
+    middle = pp - 2
+    if middle < 1:
+        return None
+    even = [
+        (first, last)
+        for each in range(-(-layers // pp), -(-layers // pp) + 3)
+        for first in range(1, each + 1)
+        if 1 <= (last := layers - middle * each - first) <= each
+    ]
+    # The last stage also has the head and the loss: of two equally even splits it takes the smaller share.
+    return min(even, key=lambda ends: (-min(ends), abs(ends[0] - ends[1]), ends[1]), default=None)
+
+
+def _split_hint(layers: int, pp: int) -> str:
+    """An uneven split that works, with its flags."""
+    ends = outer_counts(layers, pp)
+    if ends is None:
+        return "lower pp, or give --pipeline-model-parallel-layout, which takes any split"
+    first, last = ends
+    stages = ",".join(map(str, (first, *[(layers - first - last) // (pp - 2)] * (pp - 2), last)))
+    return (
+        f"or an uneven split: --decoder-first-pipeline-num-layers {first} --decoder-last-pipeline-num-layers {last} "
+        f"({stages if pp <= MOST_STAGES_SHOWN else f'{first}, {(layers - first - last) // (pp - 2)} each, {last}'})"
+    )
 
 
 def _from_layout(stated: Stated, text: str, layers: int | None, pp: int | None) -> Dealt:
@@ -113,7 +149,8 @@ def _chunks(stated: Stated, layers: int | None, pp: int) -> int | None:
             "layers-over-virtual-stages",
             f"{total} layers over pp({pp}) stages in virtual stages of {size} layers: "
             + (f"{total} % {pp} = {total % pp}" if total % pp else f"{total // pp} % {size} = {total // pp % size}")
-            + ", must be 0",
+            + f", must be 0; versions that do not check it train "
+            f"{pp * (total // pp // size * size)} layers",
             ["num-layers-per-virtual-pipeline-stage"],
             _chunk_hint(total, pp),
         )
@@ -122,11 +159,15 @@ def _chunks(stated: Stated, layers: int | None, pp: int) -> int | None:
 
 
 def _chunk_hint(total: int, pp: int) -> str:
-    if total % pp:
+    """Virtual stages that divide evenly, with this number of stages and with half or twice as many."""
+    ways = []
+    for stages in (pp, pp // 2, pp * 2):
+        if stages > 1 and total % stages == 0:
+            counts = [n for n in range(1, total // stages + 1) if (total // stages) % n == 0]
+            ways.append(f"pp({stages}) with {', '.join(map(str, counts))} virtual stages a rank")
+    if not ways:
         return "give --pipeline-model-parallel-layout, which takes any split"
-    rank = total // pp
-    sizes = ", ".join(str(size) for size in range(1, rank + 1) if rank % size == 0)
-    return f"a rank has {rank} layers: one of {sizes}"
+    return f"{total} layers divide evenly over " + "; ".join(ways)
 
 
 def _from_counts(stated: Stated, layers: int, pp: int, vpp: int) -> tuple[int, ...] | None:
@@ -140,8 +181,8 @@ def _from_counts(stated: Stated, layers: int, pp: int, vpp: int) -> tuple[int, .
         _refuse(
             stated,
             "layers-over-virtual-stages",
-            f"{uneven} layers of a pipeline rank % {vpp} virtual stages = {uneven % vpp}, must be 0; layers would be "
-            "lost or the model refused when it is built",
+            f"{uneven} layers of a pipeline rank % {vpp} virtual stages = {uneven % vpp}, must be 0; versions that do "
+            f"not check it train {sum(count // vpp * vpp for count in ranks)} of the {sum(ranks)} layers",
             ["num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"],
             _chunk_hint(layers + embedding + loss, pp),
         )
@@ -167,9 +208,11 @@ def _rank_layers(stated: Stated, layers: int, pp: int) -> list[int] | None:
             _refuse(
                 stated,
                 "layers-over-stages",
-                f"{total} layers % pp({pp}) = {total % pp}, must be 0",
+                f"{total} layers % pp({pp}) = {total % pp}, must be 0; versions that do not check it train "
+                f"{pp} * {total // pp} = {total // pp * pp} layers",
                 ["pipeline-model-parallel-size"],
-                "give --pipeline-model-parallel-layout or --decoder-first-pipeline-num-layers for an uneven split",
+                _split_hint(layers, pp),
+                allowed=f"pp in {_divisors(total)}",
             )
             return None
         return [total // pp] * pp

@@ -285,6 +285,7 @@ def _schedule(notes: Notes, parallel: Mapping[str, Any], pp: int | None, micro_b
             "tokens",
             "batch_accumulation_per_replica",
             allowed=f"at least {pp - 1}",
+            hint=f"raise batch_accumulation_per_replica to {pp - 1} or more; {4 * pp} keep the pipeline bubble small",
         )
     return ENGINES[engine] if pp > 1 else "none"
 
