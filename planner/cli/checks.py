@@ -85,8 +85,9 @@ def _findings(console: Console, report: CheckReport) -> None:
     for _, alike in groupby(report.findings, key=lambda finding: (finding.severity, finding.id, finding.hint)):
         first, *others = alike
         _finding(console, first)
-        if others:
-            indented(console, f"    also: {', '.join(other.where for other in others)}", "dim")
+        places = list(dict.fromkeys(other.where for other in others if other.where and other.where != first.where))
+        if places:
+            indented(console, f"    also: {', '.join(places)}", "dim")
 
 
 def _finding(console: Console, finding: CheckFinding) -> None:

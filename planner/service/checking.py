@@ -214,8 +214,8 @@ def _model(asked: CheckRequest, found: Checked) -> ModelSpec | None:
         model, assumed, warnings = resolve_model(asked.model)
         found.assumptions += assumed
         found.warnings += warnings
-        _compare(model, read.model, found)
-        return model
+        # What the file states is what would run, whatever it is called.
+        return read.model if read.model is not None and _differs(model, read.model, found) else model
     if read.model is not None:
         return read.model
     if read.model_name is not None:
@@ -233,20 +233,23 @@ def _model(asked: CheckRequest, found: Checked) -> ModelSpec | None:
     return None
 
 
-def _compare(model: ModelSpec, stated: ModelSpec | None, found: Checked) -> None:
-    """The named model against the dimensions of the file."""
-    if stated is None:
-        return
+def _differs(model: ModelSpec, stated: ModelSpec, found: Checked) -> bool:
+    """Whether the dimensions of the file are another model than the named one, with a finding if so."""
     named, dims = total_params(model), total_params(stated)
-    if abs(dims - named) > PARAMS_TOLERANCE * named:
-        found.findings.append(
-            Finding(
-                id="model-differs",
-                severity="warning",
-                message=f"the file's dimensions make {count(dims)} parameters, {model.name} has {count(named)}",
-                hint="leave --model out to price the file's own dimensions, or correct them",
-            )
+    if abs(dims - named) <= PARAMS_TOLERANCE * named:
+        return False
+    found.findings.append(
+        Finding(
+            id="model-differs",
+            severity="warning",
+            message=f"the file's dimensions make {count(dims)} parameters, not the {count(named)} of {model.name}: "
+            "what follows is about the file's dimensions",
+            got=f"layers({stated.layers}), hidden({stated.hidden}), heads({stated.heads})",
+            allowed=f"layers({model.layers}), hidden({model.hidden}), heads({model.heads})",
+            hint=f"correct the dimensions if {model.name} is meant, else leave --model out",
         )
+    )
+    return True
 
 
 def _cluster(asked: CheckRequest, found: Checked) -> Cluster | None:

@@ -23,7 +23,9 @@ MUCH_TRAFFIC = 0.3
 
 def lints(context: CostContext, strategy: Strategy, plan: Plan | None, changes: Sequence[Improvement]) -> list[Finding]:
     """Findings of a strategy, its estimate and what single changes bring."""
-    return [*_from_degrees(context, strategy), *_from_estimate(strategy, plan), *_from_changes(strategy, changes)]
+    found = [*_from_degrees(context, strategy), *_from_estimate(strategy, plan)]
+    # Several changes may say the same; the best of them stands first.
+    return [*found, *{finding.id: finding for finding in reversed(_from_changes(strategy, changes))}.values()]
 
 
 def _from_degrees(context: CostContext, strategy: Strategy) -> list[Finding]:
