@@ -27,6 +27,7 @@ HOST_DOUBLINGS = 2
 """How often a node's memory is doubled in search of a plan."""
 
 GPU_DOUBLINGS = 8
+JOB_DOUBLINGS = 12
 SIZES_BETWEEN = 6
 """Numbers of nodes tried between two doublings."""
 SEQUENCE_HALVINGS = 6
@@ -77,12 +78,16 @@ def _nearest(context: CostContext, group: Group) -> tuple[float, NearestMiss]:
 def _changes(problem: Problem, feasible: Feasible) -> Iterator[Relaxation]:
     """Changes that lead to a plan, the least intrusive kind first, at most one of each kind but pins."""
     larger = partial(_more_gpus, feasible=feasible)
+    helped = False
     for kind in (_without_a_pin, _other_backends, _more_host_memory, larger, _shorter_sequences):
         for relaxation, changed in kind(problem):
             if _has_plan(changed, feasible):
                 yield relaxation
+                helped = True
                 if relaxation.field != "pin":
                     break
+    if not helped:
+        yield from islice((change for change, job in _larger_jobs(problem) if _has_plan(job, feasible)), 1)
 
 
 def _has_plan(problem: Problem, feasible: Feasible) -> bool:
@@ -144,6 +149,21 @@ def _with_gpus(problem: Problem, gpus: int) -> tuple[Relaxation, Problem]:
     nodes = "1 node" if larger.nodes == 1 else f"{larger.nodes} nodes"
     text = f"use more GPUs: a plan fits on {gpus} ({nodes}) with --gpus {gpus}"
     return Relaxation("gpus", str(gpus), text), replace(problem, context=replace(problem.context, cluster=larger))
+
+
+def _larger_jobs(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+    """More GPUs than the batch has sequences, with a multiple of it: few sequences keep few replicas busy, however many
+    GPUs there are."""
+    cluster, job = problem.context.cluster, problem.context.job
+    for doubling in range(1, JOB_DOUBLINGS + 1):
+        gpus = cluster.gpus * 2**doubling
+        batch = job.global_batch * -(-gpus // job.global_batch)
+        if batch == job.global_batch or (gpus > cluster.gpus_per_node and gpus % cluster.gpus_per_node):
+            continue
+        changed = _with_gpus(problem, gpus)[1]
+        larger = job.model_copy(update={"global_batch": batch})
+        text = f"use more GPUs and a larger batch: a plan fits with --gpus {gpus} --global-batch {batch}"
+        yield Relaxation("gpus", str(gpus), text), replace(changed, context=replace(changed.context, job=larger))
 
 
 def _shorter_sequences(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:

@@ -83,7 +83,7 @@ def refuse_quantised(fields: Fields) -> str | None:
         f"this checkpoint is quantised ({method}{width}): its weights cannot be trained, nor sharded by FSDP or ZeRO-3",
         where=f"{fields.where}: quantization_config",
         got=method,
-        hint="give the unquantised base model; for low-memory tuning plan QLoRA on it",
+        hint="give the unquantised base model",
     )
 
 
