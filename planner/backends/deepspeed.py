@@ -212,7 +212,8 @@ class DeepSpeed(Backend):
         reduced = bucket if habits.reduce_bucket is None else habits.reduce_bucket
         live = np.clip(2 * context.layer_params, MIN_BUCKET, MAX_LIVE_DEFAULT)
         if habits.gathered_parameters is not None:
-            live = np.minimum(habits.gathered_parameters, context.rank_params)
+            live = np.asarray(habits.gathered_parameters)
+        live = np.minimum(live, context.rank_params)
         largest = np.maximum(context.layer_params, context.root_params / 2)
         third = np.where(stage == 3, 1.0, 0.0)
         return {

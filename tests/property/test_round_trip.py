@@ -1,4 +1,4 @@
-"""Plan -> files -> configuration -> the same strategy, for every backend over its whole space."""
+"""Plan -> files -> configuration -> the same strategy at the same price, for every backend over its whole space."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import itertools
 import pytest
 
 from planner.backends import BACKENDS
-from planner.reading import READERS, read_configuration
+from planner.cost.context import CostContext
+from planner.cost.estimate import estimate
+from planner.reading import read_configuration
 from planner.render import render_plan
 from planner.service.completion import complete
-from planner.specs.convert import to_strategy
-from planner.specs.plan import PlanDocument
+from planner.specs.convert import from_strategy, to_strategy
+from planner.specs.plan import Estimate, PlanDocument
 from planner.specs.strategy import Strategy
 from tests.random_plans import corner_plans, random_plans
 
@@ -19,8 +21,8 @@ RANDOM_PLANS = 120
 CORNER_PLANS = 150
 
 
-def read_back(document: PlanDocument) -> Strategy:
-    """The strategy that the plan's files say, with the model and the machines of the plan."""
+def read_back(document: PlanDocument) -> tuple[Strategy, Estimate]:
+    """The strategy that the plan's files say and its estimate, with the model and the machines of the plan."""
     files = {name: text for name, text in render_plan(document).items() if name not in ("plan.json", "README.md")}
     read = read_configuration(files)
     assert read.backend == document.best.backend
@@ -37,15 +39,19 @@ def read_back(document: PlanDocument) -> Strategy:
     assert not completed.findings, completed.findings
     assert completed.batch is not None
     kinds = completed.backend.recompute_kinds(request.model, completed.job)
-    return to_strategy(completed.batch, 0, kinds, completed.job)
+    strategy = to_strategy(completed.batch, 0, kinds, completed.job)
+    context = CostContext(request.model, request.cluster, completed.job, completed.backend)
+    return strategy, estimate(context, completed.batch)
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
 def test_a_plan_is_read_back(backend: str) -> None:
     """Random plans and every value of every coarse column."""
-    if not READERS:
-        pytest.skip("no reader yet")
     corners = list(corner_plans(backend))
     thinned = corners[:: max(1, len(corners) // CORNER_PLANS)]
     for document in itertools.chain(random_plans(backend, RANDOM_PLANS), thinned):
-        assert read_back(document) == document.best.strategy
+        strategy, price = read_back(document)
+        assert strategy == document.best.strategy
+        request = document.request
+        planned = CostContext(request.model, request.cluster, request.job, BACKENDS[backend])
+        assert price == estimate(planned, from_strategy(strategy, planned.recompute_kinds))

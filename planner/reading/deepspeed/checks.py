@@ -244,7 +244,8 @@ def read_habits(sections: Sections, stage: int | None, pp: int | None, precision
             )
         elif precision is not None and width != (4.0 if precision == "fp32" else 2.0):
             habits["gradient_reduce_bytes"] = _reduced_in_fp32 if width == 4.0 else _reduced_in_16_bits
-    habits |= _buffers(sections, stage or 0)
+    if (pp or 1) == 1:
+        habits |= _buffers(sections, stage or 0)
     if stage in (1, 2) and not sections.top.stated("optimizer") and sections.optimizer_offload.get("device") == "none":
         # The script brings its own optimizer, and torch's AdamW keeps the fp32 denominator of its whole partition.
         habits["optimizer_temporary"] = UNFUSED_ADAM_BYTES
