@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: check format test coverage accuracy fit clean
+.PHONY: check format test parsers coverage accuracy fit clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -22,6 +22,11 @@ format: $(BIN)/.installed
 test: $(BIN)/.installed
 	$(BIN)/python -m pytest -n 2 -q
 
+# Rendered files before the frameworks' own parsers.
+parsers: $(BIN)/.installed
+	tests/parsers/install.sh .venv-parsers
+	PLANNER_PARSERS_PYTHON=.venv-parsers/bin/python $(BIN)/python -m pytest -m "parsers or torch" -n 2 -q -rs
+
 coverage: $(BIN)/.installed
 	$(BIN)/python -m pytest -n 2 -q --cov --cov-report=term
 
@@ -30,7 +35,7 @@ accuracy: $(BIN)/.installed
 	$(BIN)/python -m planner.accuracy.comparison.document
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-parsers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # Fits the published constants to the public runs again; writes them, the ranges and the validation.
 fit: $(BIN)/.installed

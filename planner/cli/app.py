@@ -74,7 +74,12 @@ def suggest(
     memory_margin: o.MemoryMargin = 0.0,
     objective: o.Objective = "throughput",
     backend: Annotated[
-        str, typer.Option("--backend", help="auto, megatron, deepspeed or fsdp.", rich_help_panel=o.SEARCH)
+        str,
+        typer.Option(
+            "--backend",
+            help="auto (megatron, deepspeed and fsdp), or one of `planner backends`.",
+            rich_help_panel=o.SEARCH,
+        ),
     ] = "auto",
     pin: Annotated[
         list[str] | None,
@@ -97,7 +102,7 @@ def suggest(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Find the best strategy that Megatron-LM, DeepSpeed or PyTorch FSDP2 can run."""
+    """Find the best strategy that a training framework can run."""
     from planner import service
     from planner.cli import console
 
@@ -135,7 +140,7 @@ def estimate(
         Path | None, typer.Argument(help="A plan.json to estimate again, instead of options.", metavar="[PLAN.json]")
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="As for suggest.")] = None,
-    backend: Annotated[str, typer.Option("--backend", help="megatron, deepspeed or fsdp.")] = "megatron",
+    backend: Annotated[str, typer.Option("--backend", help="One of `planner backends`.")] = "megatron",
     tp: o.Tp = 1,
     pp: o.Pp = 1,
     vpp: o.Vpp = 1,

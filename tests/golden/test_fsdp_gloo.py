@@ -1,15 +1,13 @@
 """The rendered FSDP module runs: four CPU processes train a tiny model exactly as one process does.
 
-Needs torch: in this environment, or in the interpreter that PLANNER_TORCH_PYTHON names.
+Needs torch: in this environment, or in the interpreter that PLANNER_PARSERS_PYTHON names.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,11 @@ import pytest
 from planner.render import render_plan, write_files
 from planner.specs.strategy import Recompute
 from tests.golden.plans import LLAMA_8B, SELECTIVE, document
-
-PYTHON = os.environ.get("PLANNER_TORCH_PYTHON") or (sys.executable if importlib.util.find_spec("torch") else "")
+from tests.parsers.interpreter import PYTHON, lacking
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(
-        not PYTHON, reason="torch is not installed; PLANNER_TORCH_PYTHON can name an interpreter that has it"
-    ),
+    pytest.mark.skipif(bool(lacking("torch")), reason=lacking("torch")),
 ]
 
 FULL_SHARD: dict[str, Any] = {"dp": 4, "zero_stage": 3, "shard_degree": 4}

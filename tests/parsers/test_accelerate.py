@@ -5,11 +5,9 @@ Run with PLANNER_PARSERS_PYTHON naming an interpreter that has them; skipped wit
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,30 +23,25 @@ from planner.render import render_plan, write_files
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import LLAMA_8B, document
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking, parser
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, random_plans
 from tests.strategies import legal, machines, question, strategy
 
 pytestmark = pytest.mark.parsers
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable
 RUNNER = Path(__file__).with_name("run_accelerate.py")
 NEEDED = ("accelerate", "transformers", "deepspeed", "torch")
-INSTALL = "pip install torch==2.13.0 accelerate==1.15.0 transformers==5.23.0 deepspeed==0.19.8"
+PARSERS = ("accelerate", "transformers")
 KINDS = ("accelerate-fsdp", "accelerate-deepspeed")
 Files = dict[str, str]
 
 
-@functools.cache
-def missing() -> str:
-    """Names of packages that the interpreter lacks."""
-    probe = f"import importlib.util; print(*[n for n in {NEEDED} if importlib.util.find_spec(n) is None])"
-    return subprocess.run([PYTHON, "-c", probe], capture_output=True, text=True, check=False).stdout.strip()
-
-
 @pytest.fixture(autouse=True)
 def _framework() -> None:
-    if absent := missing():
-        pytest.skip(f"{PYTHON} has no {absent}: {INSTALL}")
+    if absent := lacking(*NEEDED):
+        pytest.skip(absent)
 
 
 def launch_words(folder: Path) -> list[str]:
@@ -94,7 +87,7 @@ def plans(kind: str) -> list[PlanDocument]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_plan_is_taken(kind: str, tmp_path: Path) -> None:
+def test_every_plan_is_taken(kind: str, tmp_path: Path, counts: Counts) -> None:
     """No plan is refused, no key is ignored, and the Trainer counts the plan's global batch."""
     documents = plans(kind)
     folders = [tmp_path / f"{index:04d}" for index in range(len(documents))]
@@ -102,6 +95,7 @@ def test_every_plan_is_taken(kind: str, tmp_path: Path) -> None:
         write_files(folder, render_plan(plan))
     said = verdicts(folders)
     refused = Counter(one.get("error", one["stage"]) for one in said if not one["ok"])
+    counts(Row(target=kind, parser=parser(*PARSERS), plans=len(documents), refused=sum(refused.values())))
     assert not refused, f"{sum(refused.values())} of {len(documents)} plans refused: {refused.most_common(5)}"
     for plan, one in zip(documents, said, strict=True):
         check_verdict(kind, plan, one)
@@ -297,7 +291,7 @@ def told(files: Files) -> list[str]:
     return [finding.id for finding in read.findings]
 
 
-def test_broken_files_are_refused_by_both(tmp_path: Path) -> None:
+def test_broken_files_are_refused_by_both(tmp_path: Path, counts: Counts) -> None:
     """Each change is found by our reader, and refused by the frameworks unless they are known to say nothing."""
     folders, found = [], []
     for case in [*BROKEN, *(Broken(f"whole-{kind}", kind, lambda _files: None, "") for kind in KINDS)]:
@@ -313,6 +307,11 @@ def test_broken_files_are_refused_by_both(tmp_path: Path) -> None:
     for case, ids in zip(BROKEN, found[:-2], strict=True):
         assert case.finding in ids, f"{case.name}: our reader says {ids}"
         assert said[case.name]["ok"] is case.silent, f"{case.name}: {said[case.name]}"
+    for kind in KINDS:
+        cases = [case for case in BROKEN if case.kind == kind]
+        ours = sum(case.silent for case in cases)
+        row = {"broken": len(cases), "both": len(cases) - ours, "ours": ours}
+        counts(Row(target=kind, parser=parser(*PARSERS), **row))
 
 
 def test_tensor_ranks_are_refused_by_both(tmp_path: Path) -> None:

@@ -1,15 +1,11 @@
 """Megatron-Bridge builds the rendered configuration and validates it, and refuses what ours refuses.
 
-The wheels of megatron-bridge and megatron-core, unzipped, are named by PLANNER_BRIDGE_PATH (folders joined by the
-platform's path separator)."""
+Needs both packages, megatron-bridge and megatron-core, in the interpreter of the parsers."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,37 +21,19 @@ from planner.specs.convert import from_strategy
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import CASES, case_names
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking, parser
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, random_plans
 
 pytestmark = pytest.mark.parsers
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON", sys.executable)
 RUNNER = Path(__file__).with_name("run_bridge.py")
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join(
-        filter(None, (os.environ.get("PLANNER_BRIDGE_PATH", ""), os.environ.get("PYTHONPATH", "")))
-    ),
-}
-INSTALL = (
-    "pip download --no-deps --ignore-requires-python megatron-bridge==0.6.2 megatron-core==0.19.2, unzip both into a "
-    "folder, name it in PLANNER_BRIDGE_PATH; pip install torch 'transformers<=5.12.1' omegaconf hydra-core diffusers "
-    "accelerate peft datasets tensorboard einops"
-)
 
 
-@cache
-def available() -> bool:
-    """Whether that interpreter finds Megatron-Bridge."""
-    probe = (
-        "import sys, importlib.util as u; from pathlib import Path; s = u.find_spec('megatron'); "
-        "ok = s and any((Path(p) / 'bridge' / 'recipes').is_dir() for p in s.submodule_search_locations); "
-        "sys.exit(0 if ok and u.find_spec('torch') and u.find_spec('omegaconf') else 1)"
-    )
-    return subprocess.run([PYTHON, "-c", probe], check=False, env=ENVIRONMENT).returncode == 0
-
-
-needs_bridge = pytest.mark.skipif(not available(), reason=f"Megatron-Bridge is not found by {PYTHON}: {INSTALL}")
+PARSERS = ("megatron-bridge", "megatron-core")
+NEEDED = ("torch", "omegaconf", "megatron/bridge/recipes", "megatron/training/arguments.py")
+needs_bridge = pytest.mark.skipif(bool(lacking(*NEEDED)), reason=lacking(*NEEDED))
 
 
 def run(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -66,7 +44,6 @@ def run(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         check=False,
-        env=ENVIRONMENT,
     )
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(results) == len(cases), done.stderr[-3000:]
@@ -89,12 +66,14 @@ def case_of(document: PlanDocument, name: str) -> dict[str, Any]:
 
 
 @needs_bridge
-def test_random_and_corner_plans_are_accepted() -> None:
+def test_random_and_corner_plans_are_accepted(counts: Counts) -> None:
     """No plan is refused, and the framework derives the plan's replicas, chunks and micro-batches."""
     plans = [*random_plans("megatron-bridge", 60, seed=21), *islice(corner_plans("megatron-bridge"), 0, None, 12)]
     plans += [CASES[name].document for name in case_names("megatron-bridge")]
     results = run([case_of(plan, str(index)) for index, plan in enumerate(plans)])
-    assert not [result for result in results if not result["accepted"]]
+    refused = [result for result in results if not result["accepted"]]
+    counts(Row(target="megatron-bridge", parser=parser(*PARSERS), plans=len(plans), refused=len(refused)))
+    assert not refused
     for plan, result in zip(plans, results, strict=True):
         strategy = plan.best.strategy
         assert (result["dp"], result["vpp"]) == (strategy.dp, strategy.vpp)
@@ -171,10 +150,13 @@ def test_broken_overrides_are_refused_by_our_rules(
 
 
 @needs_bridge
-def test_what_megatron_bridge_refuses_and_what_it_accepts_silently() -> None:
+def test_what_megatron_bridge_refuses_and_what_it_accepts_silently(counts: Counts) -> None:
     """validate() stops at the first kind; the second runs into the error later, so only our rules tell."""
     case = case_of(CASES[DENSE].document, "")
     cases = [{**case, "id": name, "overrides": changed(case["overrides"], new)} for name, new, _, _ in BROKEN]
     cases.append({**case, "id": "launch variable", "environment": {}})
     accepted = {result["id"]: result["accepted"] for result in run(cases)}
     assert accepted == {name: not refused for name, _, _, refused in BROKEN} | {"launch variable": True}
+    both = sum(refused for *_, refused in BROKEN)
+    row = {"broken": len(BROKEN), "both": both, "ours": len(BROKEN) - both}
+    counts(Row(target="megatron-bridge", parser=parser(*PARSERS), **row))

@@ -4,13 +4,10 @@ Needs an interpreter with torch, deepspeed and transformers in PLANNER_PARSERS_P
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,30 +20,18 @@ from planner.render import render_plan, write_files
 from planner.specs.plan import PlanDocument
 from tests.golden.plans import CASES, LLAMA_8B, case_names
 from tests.golden.plans import document as document_of
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking, parser
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, random_plans
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable
 RUNNER = Path(__file__).with_name("run_deepspeed.py")
 NEEDS = ("torch", "deepspeed", "transformers")
 
 
-@cache
-def missing() -> list[str]:
-    """What the interpreter for the checks does not find."""
-    if sys.executable == PYTHON:
-        return [name for name in NEEDS if importlib.util.find_spec(name) is None]
-    probe = f"import importlib.util as u; print(*(n for n in {NEEDS!r} if u.find_spec(n) is None))"
-    found = subprocess.run([PYTHON, "-c", probe], capture_output=True, text=True, check=False)
-    return found.stdout.split() if found.returncode == 0 else [f"a working {PYTHON}"]
-
-
 pytestmark = [
     pytest.mark.parsers,
-    pytest.mark.skipif(
-        bool(missing()),
-        reason=f"no {', '.join(missing())} for {PYTHON}: pip install torch 'deepspeed>=0.19,<0.20' transformers, "
-        "and name that interpreter in PLANNER_PARSERS_PYTHON",
-    ),
+    pytest.mark.skipif(bool(lacking(*NEEDS)), reason=lacking(*NEEDS)),
 ]
 
 
@@ -104,13 +89,14 @@ def kind_of(document: PlanDocument) -> tuple[object, ...]:
     )
 
 
-def test_deepspeed_reads_every_plan(tmp_path: Path) -> None:
+def test_deepspeed_reads_every_plan(tmp_path: Path, counts: Counts) -> None:
     """DeepSpeedConfig takes 100 random plans and the corners of every question, and derives their batch sizes."""
     corners = list(corner_plans("deepspeed"))[::5]
     documents = [*random_plans("deepspeed", 100, seed=11), *corners]
     cases = [case_of(str(i), tmp_path / str(i), document, engine=False) for i, document in enumerate(documents)]
     verdicts = ask_deepspeed(cases)
     refused = {name: verdict for name, verdict in verdicts.items() if not verdict["ok"]}
+    counts(Row(target="deepspeed", parser=parser("deepspeed"), plans=len(documents), refused=len(refused)))
     assert not refused
     assert len(verdicts) == len(documents) > 150
     for i, document in enumerate(documents):
@@ -295,7 +281,7 @@ def broken_case(name: str, folder: Path, *, engine: bool, tp: int = 1, pp: int =
     return {"name": name, "folder": str(folder), "engine": engine, **shape}
 
 
-def test_both_refuse_what_is_broken(tmp_path: Path) -> None:
+def test_both_refuse_what_is_broken(tmp_path: Path, counts: Counts) -> None:
     """Each broken configuration is refused by DeepSpeed and found by the reader."""
     cases, found = [], {}
     for name, (patch, wanted) in {**REFUSED, **REFUSED_BY_ENGINE}.items():
@@ -308,9 +294,10 @@ def test_both_refuse_what_is_broken(tmp_path: Path) -> None:
     assert [name for name, verdict in verdicts.items() if verdict["ok"]] == []
     assert {name: ids for name, (wanted, ids) in found.items() if wanted not in ids} == {}
     assert len(verdicts) == len(REFUSED) + len(REFUSED_BY_ENGINE)
+    counts(Row(target="deepspeed", parser=parser("deepspeed"), broken=len(verdicts), both=len(verdicts)))
 
 
-def test_the_reader_refuses_what_deepspeed_ignores(tmp_path: Path) -> None:
+def test_the_reader_refuses_what_deepspeed_ignores(tmp_path: Path, counts: Counts) -> None:
     """DeepSpeed is known to take these; each is an error of the reader all the same."""
     cases = []
     for name, (patch, wanted) in IGNORED.items():
@@ -320,6 +307,7 @@ def test_the_reader_refuses_what_deepspeed_ignores(tmp_path: Path) -> None:
         cases.append(broken_case(name, tmp_path / name, engine=False))
     refused = {name: verdict for name, verdict in ask_deepspeed(cases).items() if not verdict["ok"]}
     assert refused == {}
+    counts(Row(target="deepspeed", parser=parser("deepspeed"), broken=len(IGNORED), ours=len(IGNORED)))
 
 
 LENIENT: dict[str, tuple[str, str, str, bool]] = {

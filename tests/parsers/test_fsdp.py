@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -24,9 +23,11 @@ from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import LLAMA_8B
 from tests.golden.plans import document as golden
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking, parser
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, random_plans
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable
 RUNNER = Path(__file__).with_name("run_fsdp.py")
 
 WIDTH = 4096
@@ -34,14 +35,9 @@ SIZES = {"layers": 4, "hidden": WIDTH, "ffn": WIDTH, "heads": 64, "kv_heads": 64
 """All widths divide by every tp * shard degree of the plans, so each rank holds the same number of parameters."""
 
 
-def has(module: str) -> bool:
-    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return subprocess.run([PYTHON, "-c", probe], check=False).returncode == 0
-
-
 pytestmark = [
     pytest.mark.parsers,
-    pytest.mark.skipif(not has("torch"), reason=f"{PYTHON} has no torch (pip install torch==2.13.0)"),
+    pytest.mark.skipif(bool(lacking("torch")), reason=lacking("torch")),
 ]
 
 
@@ -64,7 +60,7 @@ def run(cases: list[list[Any]]) -> list[dict[str, Any]]:
 def plans() -> tuple[PlanDocument, ...]:
     """Plans that need no more than this interpreter has."""
     drawn = (*random_plans("fsdp", 150, seed=7), *islice(corner_plans("fsdp"), 0, None, 2))
-    usable = has("torchao")
+    usable = not lacking("torchao")
     return tuple(d for d in drawn if usable or d.best.strategy.precision != "fp8")
 
 
@@ -84,7 +80,7 @@ def local_parameters(layers: int, tp: int, shard: int, *, tied: bool) -> int:
     return matrices // (tp * shard) + (2 * layers + 1) * WIDTH // shard
 
 
-def test_every_plan_parallelises_as_it_was_meant() -> None:
+def test_every_plan_parallelises_as_it_was_meant(counts: Counts) -> None:
     """Mesh, shard group, resharding, precision, checkpointed blocks and parameters of the last rank are the plan's."""
     cases = [
         [str(i), render_plan(d), {**SIZES, "layers": blocks(d)}, d.best.strategy.gpus, d.best.strategy.gpus - 1]
@@ -109,7 +105,8 @@ def test_every_plan_parallelises_as_it_was_meant() -> None:
         assert answer["reduce"] == "torch.float32"
         tied = document.request.model.tied
         assert answer["parameters"] == local_parameters(layers, s.tp, s.shard_degree, tied=tied)
-    print(f"{len(answers)} plans rendered, {len(answers)} parallelised, 0 refused")
+    row = {"plans": len(answers), "ranks": len(answers)}
+    counts(Row(target="fsdp", parser=parser("torch"), **row))
 
 
 def test_the_whole_model_of_a_plan_is_built() -> None:
@@ -153,15 +150,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_edits_are_refused_by_both(name: str) -> None:
+def test_broken_edits_are_refused_by_both(name: str, counts: Counts) -> None:
     constant, value, finding = BROKEN[name]
     files = edited(constant, value)
     (answer,) = run([[name, files, None, 8, 0]])
     assert not answer["ok"], answer
     assert finding in {f.id for f in read_configuration(files).findings if f.severity == "error"}
+    counts(Row(target="fsdp", parser=parser("torch"), broken=1, both=1))
 
 
-def test_a_misspelt_recomputation_is_silently_full() -> None:
+def test_a_misspelt_recomputation_is_silently_full(counts: Counts) -> None:
     """The module takes every other word for full; our side refuses the word."""
     files = edited("RECOMPUTE", '"Selective"')
     (answer,) = run([["x", files, None, 8, 0]])
@@ -170,3 +168,4 @@ def test_a_misspelt_recomputation_is_silently_full() -> None:
     configuration = read_configuration(files)
     assert [f.id for f in configuration.findings] == ["recompute-mode"]
     assert configuration.strategy.recompute is None
+    counts(Row(target="fsdp", parser=parser("torch"), broken=1, ours=1))

@@ -1,18 +1,16 @@
 """Rendered launch scripts are started for real: gloo ranks on this machine find the plan's world, ranks and groups.
 
-Needs torch: in this environment, or in the interpreter that PLANNER_TORCH_PYTHON names (with torchrun beside it).
+Needs torch: in this environment, or in the interpreter that PLANNER_PARSERS_PYTHON names (with torchrun beside it).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +25,8 @@ from planner.render.launch import job_name
 from planner.specs.model import ModelSpec, MoeSpec
 from planner.specs.plan import PlanDocument
 from tests.golden.plans import LLAMA_8B, document
+from tests.parsers.interpreter import INSTALL, PYTHON
 
-PYTHON = os.environ.get("PLANNER_TORCH_PYTHON") or (sys.executable if importlib.util.find_spec("torch") else "")
 STAND_IN = Path(__file__).with_name("stand_in_training.py")
 LIMIT_S = 120
 SLURM_CORES = 2
@@ -37,8 +35,8 @@ SLURM_CORES = 2
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(
-        not PYTHON or not Path(PYTHON).with_name("torchrun").exists(),
-        reason="torch is not installed; PLANNER_TORCH_PYTHON can name an interpreter that has it",
+        not Path(PYTHON).with_name("torchrun").exists(),
+        reason=f"no torchrun beside {PYTHON}: {INSTALL}",
     ),
 ]
 
@@ -386,7 +384,7 @@ def test_real_mpirun(started: Started) -> None:
     assert all(report["cores"] == len(os.sched_getaffinity(0)) for report in reports)
 
 
-@pytest.mark.skipif(not PYTHON or not Path(PYTHON).with_name("deepspeed").exists(), reason="deepspeed is not installed")
+@pytest.mark.skipif(not Path(PYTHON).with_name("deepspeed").exists(), reason="deepspeed is not installed")
 @pytest.mark.parametrize("started", ["deepspeed-4"], indirect=True)
 def test_deepspeed_launcher(started: Started) -> None:
     """launch_deepspeed.sh starts the ranks of one node with DeepSpeed's own launcher."""

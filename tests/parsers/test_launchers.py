@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -28,16 +27,19 @@ from planner.render.launch_kubernetes import kubernetes_files
 from planner.render.launch_skypilot import ACCELERATORS
 from planner.specs.plan import PlanDocument
 from tests.golden.plans import CASES
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking, parser
 from tests.parsers.kubeflow_rules import gpus, operator_refusals, published, schema_refusals, strict, transcribed
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, random_plans
 
 pytestmark = pytest.mark.parsers
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable
 CRDS = os.environ.get("PLANNER_KUBEFLOW_CRDS", "")
 HERE = Path(__file__).parent
 LAUNCHERS = "slurm,trainjob,pytorchjob,skypilot,mpirun"
 PLANS = 100
+READ_BY = "published CRDs" if CRDS else "transcribed CRDs"
 KINDS = {"TrainJob": "trainer.kubeflow.org/v1alpha1", "PyTorchJob": "kubeflow.org/v1"}
 
 needs_crds = pytest.mark.skipif(
@@ -45,13 +47,6 @@ needs_crds = pytest.mark.skipif(
     reason="PLANNER_KUBEFLOW_CRDS names no folder with trainer.kubeflow.org_trainjobs.yaml of kubeflow/trainer and "
     "kubeflow.org_pytorchjobs.yaml of kubeflow/training-operator (manifests/base/crds)",
 )
-
-
-@cache
-def has(module: str) -> bool:
-    """Whether the interpreter of the parsers finds ``module``."""
-    probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return subprocess.run([PYTHON, "-c", probe], check=False).returncode == 0
 
 
 @cache
@@ -127,13 +122,14 @@ def test_shells_object_to_broken_scripts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", RENDERED_BACKENDS)
-def test_kubeflow_takes_every_job(backend: str, kind: str) -> None:
+def test_kubeflow_takes_every_job(backend: str, kind: str, counts: Counts) -> None:
     """No manifest has a field, a type or a value that the schema or the operator's webhook refuses."""
     for files in rendered(backend):
         job = manifest(files, kind)
         assert (job["kind"], job["apiVersion"]) == (kind, KINDS[kind])
         assert schema_refusals(job, schema(kind)) == []
         assert operator_refusals(job) == []
+    counts(Row(target=kind, parser=READ_BY, plans=len(rendered(backend))))
 
 
 @pytest.mark.parametrize("backend", RENDERED_BACKENDS)
@@ -276,22 +272,24 @@ BROKEN_RULES: dict[str, tuple[str, Change]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN_SCHEMA)
-def test_schemas_refuse_broken_jobs(name: str) -> None:
+def test_schemas_refuse_broken_jobs(name: str, counts: Counts) -> None:
     """Each change is refused by our transcription, and by the published definition where there is one."""
     kind, change = BROKEN_SCHEMA[name]
     job = base(kind)
     change(job)
     assert schema_refusals(job, transcribed(kind))
     assert schema_refusals(job, schema(kind))
+    counts(Row(target=kind, parser=READ_BY, broken=1, both=1))
 
 
 @pytest.mark.parametrize("name", BROKEN_RULES)
-def test_operators_refuse_broken_jobs(name: str) -> None:
+def test_operators_refuse_broken_jobs(name: str, counts: Counts) -> None:
     """Each change passes as far as schemas go and is refused by a rule of the operator, or starts another world."""
     kind, change = BROKEN_RULES[name]
     job = base(kind)
     change(job)
     assert operator_refusals(job)
+    counts(Row(target=kind, parser=READ_BY, broken=1, ours=1))
 
 
 @needs_crds
@@ -326,8 +324,8 @@ MODELS_TAKE = {"no processes", "memory that is no quantity", "volume without nam
 that is required."""
 
 
-@pytest.mark.skipif(not has("kubeflow_trainer_api"), reason="pip install kubeflow-trainer-api")
-def test_kubeflow_models_read_train_jobs(tmp_path: Path) -> None:
+@pytest.mark.skipif(bool(lacking("kubeflow_trainer_api")), reason=lacking("kubeflow_trainer_api"))
+def test_kubeflow_models_read_train_jobs(tmp_path: Path, counts: Counts) -> None:
     """The operator's own models take every TrainJob whole, and refuse broken ones."""
     good = [files["trainjob.yaml"] for backend in RENDERED_BACKENDS for files in rendered(backend)]
     bad = {}
@@ -347,6 +345,8 @@ def test_kubeflow_models_read_train_jobs(tmp_path: Path) -> None:
     assert [refusal for refusal in refusals[: len(good)] if refusal] == []
     taken = {name for name, refusal in zip(bad, refusals[len(good) :], strict=True) if not refusal}
     assert taken == MODELS_TAKE
+    row = {"plans": len(good), "broken": len(bad), "both": len(bad) - len(taken), "ours": len(taken)}
+    counts(Row(target="TrainJob", parser=parser("kubeflow-trainer-api"), **row))
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -438,8 +438,8 @@ BROKEN_TASKS: dict[str, Change] = {
 }
 
 
-@pytest.mark.skipif(not has("sky"), reason="pip install skypilot")
-def test_skypilot_reads_every_task(tmp_path: Path) -> None:
+@pytest.mark.skipif(bool(lacking("sky")), reason=f"{PYTHON} has no skypilot, which wants an own environment")
+def test_skypilot_reads_every_task(tmp_path: Path, counts: Counts) -> None:
     """SkyPilot's own parser takes every task with the nodes and GPUs of its plan, and refuses broken ones."""
     documents = [document for backend in RENDERED_BACKENDS for document in plans(backend)]
     tasks = [yaml.safe_load(files["skypilot.yaml"]) for backend in RENDERED_BACKENDS for files in rendered(backend)]
@@ -458,6 +458,7 @@ def test_skypilot_reads_every_task(tmp_path: Path) -> None:
         assert [list(each.values()) for each in answer["accelerators"]] == [[cluster.local_gpus]]
         assert answer["run"]
     assert [name for name, answer in zip(BROKEN_TASKS, read[len(good) :], strict=True) if not answer["refusal"]] == []
+    counts(Row(target="skypilot", parser=parser("skypilot"), plans=len(good), broken=len(bad), both=len(bad)))
 
 
 def sky(cases: list[dict[str, Any]], home: Path) -> list[dict[str, Any]]:
@@ -500,6 +501,10 @@ BROKEN_JOBS = {
 }
 
 
+def slurm_version() -> str:
+    return subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def slurm(scripts: list[Path], nodes: int, gpus_per_node: int, cores: int, memory_mb: int) -> list[tuple[int, str]]:
     """Exit code and message of ``sbatch --test-only`` for each script, on pretended nodes."""
     command = [
@@ -515,7 +520,7 @@ def slurm(scripts: list[Path], nodes: int, gpus_per_node: int, cores: int, memor
 
 
 @needs_slurm
-def test_slurm_would_run_every_job(tmp_path: Path) -> None:
+def test_slurm_would_run_every_job(tmp_path: Path, counts: Counts) -> None:
     """A controller of nodes like the plan's would start each job on exactly the plan's number of nodes."""
     shapes: dict[tuple[int, int, int], list[tuple[int, Path]]] = {}
     seen = set()
@@ -538,6 +543,8 @@ def test_slurm_would_run_every_job(tmp_path: Path) -> None:
         for (nodes, path), (code, said) in zip(jobs, answers, strict=True):
             assert code == 0, said + path.read_text(encoding="utf-8")
             assert nodes_of(said) == nodes
+    # Jobs that differ by their name alone are one job to Slurm.
+    counts(Row(target="slurm", parser=slurm_version(), plans=len(seen)))
 
 
 def nodes_of(said: str) -> int:
@@ -549,7 +556,7 @@ def nodes_of(said: str) -> int:
 
 
 @needs_slurm
-def test_slurm_refuses_broken_jobs(tmp_path: Path) -> None:
+def test_slurm_refuses_broken_jobs(tmp_path: Path, counts: Counts) -> None:
     """Each change of a good job is refused by the controller; the job itself is not."""
     text = render_plan(CASES["launch-kubernetes"].document, launcher="slurm")["job.sbatch"]
     paths = [tmp_path / "good.sbatch"]
@@ -561,6 +568,7 @@ def test_slurm_refuses_broken_jobs(tmp_path: Path) -> None:
     (good, said), *bad = slurm(paths, 8, 8, 96, 2_000_000)
     assert good == 0, said
     assert [name for name, (code, _) in zip(BROKEN_JOBS, bad, strict=True) if code == 0] == []
+    counts(Row(target="slurm", parser=slurm_version(), broken=len(bad), both=len(bad)))
 
 
 def test_strictness_reaches_every_level() -> None:

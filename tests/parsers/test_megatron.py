@@ -5,11 +5,8 @@ Its parser, validators, configurations, process groups, layer split and model ru
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,29 +25,18 @@ from planner.specs.convert import from_strategy
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import CASES, case_names
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking, parser
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, random_plans
 
 pytestmark = pytest.mark.parsers
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON", sys.executable)
 RUNNER = Path(__file__).with_name("run_megatron.py")
-INSTALL = "pip install --no-deps megatron-core==0.19.2 einops packaging; pip install torch"
 
 
-@cache
-def available() -> bool:
-    """Whether that interpreter finds Megatron's training arguments, which megatron-core carries from 0.19 on."""
-    probe = (
-        "import sys, importlib.util as u; from pathlib import Path; s = u.find_spec('megatron'); "
-        "ok = s and any((Path(p) / 'training' / 'arguments.py').is_file() for p in s.submodule_search_locations); "
-        "sys.exit(0 if ok and u.find_spec('torch') and u.find_spec('einops') else 1)"
-    )
-    return subprocess.run([PYTHON, "-c", probe], check=False).returncode == 0
-
-
-needs_megatron = pytest.mark.skipif(
-    not available(), reason=f"megatron-core 0.19 with megatron.training is not importable by {PYTHON}: {INSTALL}"
-)
+NEEDED = ("torch", "einops", "megatron/training/arguments.py")
+needs_megatron = pytest.mark.skipif(bool(lacking(*NEEDED)), reason=lacking(*NEEDED))
 
 
 def run(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,12 +97,15 @@ def rank_parameters(document: PlanDocument, rank: int) -> int:
 
 
 @needs_megatron
-def test_random_and_corner_plans_are_accepted() -> None:
+def test_random_and_corner_plans_are_accepted(counts: Counts) -> None:
     """No plan is refused; Megatron deals layers, micro-batches and parameters of the ranks as the plan says."""
     plans = [*random_plans("megatron", 40, seed=11), *islice(corner_plans("megatron"), 0, None, 12)]
     ranks = [[0, plan.best.strategy.gpus - 1] if index < 40 else None for index, plan in enumerate(plans)]
     results = run([case_of(plan, str(index), ranks[index]) for index, plan in enumerate(plans)])
     refused = [result for result in results if not result["accepted"]]
+    built = sum(len(result.get("parameters", ())) for result in results)
+    row = {"plans": len(plans), "refused": len(refused), "ranks": built}
+    counts(Row(target="megatron", parser=parser("megatron-core"), **row))
     assert not refused, refused[:3]
     for plan, result in zip(plans, results, strict=True):
         strategy = plan.best.strategy
@@ -130,10 +119,11 @@ def test_random_and_corner_plans_are_accepted() -> None:
 
 
 @needs_megatron
-def test_golden_cases_are_accepted() -> None:
+def test_golden_cases_are_accepted(counts: Counts) -> None:
     """Every rendered situation of the golden files."""
     names = case_names("megatron")
     refused = [r for r in run([case_of(CASES[name].document, name) for name in names]) if not r["accepted"]]
+    counts(Row(target="megatron", parser=parser("megatron-core"), plans=len(names), refused=len(refused)))
     assert not refused
 
 
@@ -267,10 +257,11 @@ def test_broken_arguments_are_refused_by_our_rules(index: int) -> None:
 
 
 @needs_megatron
-def test_broken_arguments_are_refused_by_megatron() -> None:
+def test_broken_arguments_are_refused_by_megatron(counts: Counts) -> None:
     """Megatron stops at every one of them."""
     results = run([case for case, _, _ in broken_cases()])
     assert not [result["id"] for result in results if result["accepted"]]
+    counts(Row(target="megatron", parser=parser("megatron-core"), broken=len(results), both=len(results)))
 
 
 @needs_megatron
@@ -313,10 +304,11 @@ ACCEPTED_SILENTLY: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 
 @needs_megatron
-def test_what_megatron_accepts_silently() -> None:
+def test_what_megatron_accepts_silently(counts: Counts) -> None:
     """Megatron runs these, slower or otherwise than they read; each has a finding."""
     document = CASES[DENSE].document
     cases = [changed(case_of(document, name), changes) for name, changes, _ in ACCEPTED_SILENTLY]
     assert not [result for result in run(cases) if not result["accepted"]]
     for case, (_, _, finding) in zip(cases, ACCEPTED_SILENTLY, strict=True):
         assert finding in refusals(case, document)
+    counts(Row(target="megatron", parser=parser("megatron-core"), broken=len(cases), ours=len(cases)))

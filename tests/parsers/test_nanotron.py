@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
@@ -29,10 +28,12 @@ from planner.specs.convert import to_strategy
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlanDocument
 from tests.helpers import h100_cluster, make_batch, make_job
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, plan_document, random_plans
 from tests.strategies import legal, machines, question, strategy
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable
 CHECKOUT = os.environ.get("PLANNER_NANOTRON_PATH", "")
 RUNNER = Path(__file__).with_name("run_nanotron.py")
 NEEDED = ("torch", "dacite", "datasets", "transformers")
@@ -42,13 +43,11 @@ def _missing() -> str:
     """Why the loader cannot be run here; empty if it can."""
     if not CHECKOUT:
         return "PLANNER_NANOTRON_PATH names no checkout (git clone https://github.com/huggingface/nanotron)"
-    probe = f"import importlib.util, sys; sys.exit(any(importlib.util.find_spec(m) is None for m in {NEEDED!r}))"
-    if subprocess.run([PYTHON, "-c", probe], check=False).returncode:
-        return f"{PYTHON} lacks one of {', '.join(NEEDED)} (pip install {' '.join(NEEDED)})"
-    return ""
+    return lacking(*NEEDED)
 
 
 WHY_NOT = _missing()
+PARSER = "nanotron, a checkout"
 pytestmark = [pytest.mark.parsers, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
@@ -84,7 +83,7 @@ def plans() -> tuple[PlanDocument, ...]:
     )
 
 
-def test_every_plan_is_loaded_as_it_was_meant() -> None:
+def test_every_plan_is_loaded_as_it_was_meant(counts: Counts) -> None:
     """No refusal, and the loader's degrees, batch and model class are the plan's."""
     answers = run(load={str(index): configuration(document) for index, document in enumerate(plans())})
     assert len(answers) == len(plans())
@@ -101,7 +100,7 @@ def test_every_plan_is_loaded_as_it_was_meant() -> None:
         assert answer["model"] == ("Qwen2Config" if model.bias.qkv or s.cp > 1 else "LlamaConfig")
         assert answer["layers"] == model.layers
         assert answer["dtype"] == "torch.bfloat16"
-    print(f"{len(answers)} plans rendered, {len(answers)} loaded, 0 refused")
+    counts(Row(target="nanotron", parser=PARSER, plans=len(answers)))
 
 
 def rank_parameters(model: ModelSpec, layers: int, tp: int, *, first: bool, last: bool) -> int:
@@ -112,7 +111,7 @@ def rank_parameters(model: ModelSpec, layers: int, tp: int, *, first: bool, last
     return layers * (sharded // tp + replicated) + table * (first + last) + model.hidden * last
 
 
-def test_ranks_hold_the_parameters_and_layers_of_the_plan() -> None:
+def test_ranks_hold_the_parameters_and_layers_of_the_plan(counts: Counts) -> None:
     """First and last rank of every shape, built by nanotron's own models: split of the layers and exact parameters."""
     shapes: dict[tuple[Any, ...], PlanDocument] = {}
     for document in plans():
@@ -130,7 +129,7 @@ def test_ranks_hold_the_parameters_and_layers_of_the_plan() -> None:
         layers = s.layers_per_stage[answer["rank"]]
         assert answer["parameters"] == rank_parameters(model, layers, s.tp, first=first, last=last), document.best
     assert len(chosen) > 20
-    print(f"{len(answers)} ranks of {len(chosen)} shapes built")
+    counts(Row(target="nanotron", parser=PARSER, ranks=len(answers)))
 
 
 Change = Callable[[dict[str, Any]], None]
@@ -232,23 +231,24 @@ def changed(change: Change) -> str:
     return yaml.safe_dump(config)
 
 
-def test_broken_files_are_refused_by_both() -> None:
+def test_broken_files_are_refused_by_both(counts: Counts) -> None:
     """Loader and findings agree; the finding is the one that names the fault."""
     answers = {answer["name"]: answer for answer in run(load={n: changed(c) for n, (c, _) in REFUSED.items()})}
     for name, (change, finding) in REFUSED.items():
         assert not answers[name]["ok"], name
         errors = {f.id for f in read_configuration({"c.yaml": changed(change)}).findings if f.severity == "error"}
         assert finding in errors, (name, errors)
-    print(f"{len(REFUSED)} broken files, {len(REFUSED)} refused by both")
+    counts(Row(target="nanotron", parser=PARSER, broken=len(REFUSED), both=len(REFUSED)))
 
 
-def test_what_the_loader_lets_pass_is_found_by_us() -> None:
+def test_what_the_loader_lets_pass_is_found_by_us(counts: Counts) -> None:
     """The loader takes these files; each is an error among our findings."""
     answers = {answer["name"]: answer for answer in run(load={n: changed(c) for n, (c, _) in ACCEPTED.items()})}
     for name, (change, finding) in ACCEPTED.items():
         assert answers[name]["ok"], answers[name]
         errors = {f.id for f in read_configuration({"c.yaml": changed(change)}).findings if f.severity == "error"}
         assert finding in errors, (name, errors)
+    counts(Row(target="nanotron", parser=PARSER, broken=len(ACCEPTED), ours=len(ACCEPTED)))
 
 
 def test_a_class_that_is_not_named_hides_wrong_types() -> None:
@@ -322,10 +322,7 @@ def test_examples_of_the_checkout_are_judged_alike() -> None:
         pytest.skip("the checkout has no examples")
     texts = {str(path): path.read_text() for path in examples}
     later = {finding for _, finding in ACCEPTED.values()}
-    taken = 0
     for answer in run(load=texts):
         name = answer["name"]
         errors = {f.id for f in read_configuration({name: texts[name]}).findings if f.severity == "error"}
         assert not errors - later if answer["ok"] else errors, (answer, errors)
-        taken += answer["ok"]
-    print(f"{len(texts)} examples, {taken} taken by both")

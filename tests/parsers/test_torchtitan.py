@@ -4,12 +4,9 @@ what they refuse, our rules or the reader refuse too."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
-import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +20,23 @@ from planner.specs.convert import to_strategy
 from planner.specs.model import ModelSpec
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
+from tests.parsers.conftest import Counts
+from tests.parsers.interpreter import PYTHON, lacking, parser
+from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, plan_document, random_plans
 from tests.strategies import legal, machines, question, strategy
 
 pytestmark = pytest.mark.parsers
 
-PYTHON = os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable
-INSTALL = "pip install torch==2.13.0 torchtitan==0.3.0 torchao"
 RUNNER = Path(__file__).with_name("run_torchtitan.py")
 RANDOM_PLANS, CORNER_PLANS = 60, 40
 SHOW_WORDS = 'set -eu; source ./torchtitan_args.sh; printf "%s\\0" "${TORCHTITAN_ARGS[@]}"'
 
 
-@cache
-def missing() -> str:
-    """Why the checks cannot run; empty when they can."""
-    probe = "import importlib.metadata as m; print(m.version('torch'), m.version('torchtitan'), m.version('torchao'))"
-    found = subprocess.run([PYTHON, "-c", probe], capture_output=True, text=True, check=False)
-    return "" if found.returncode == 0 else f"torchtitan, torch or torchao is not importable in {PYTHON}: {INSTALL}"
-
-
 @pytest.fixture(autouse=True)
 def _framework() -> None:
-    if missing():
-        pytest.skip(missing())
+    if absent := lacking("torch", "torchtitan", "torchao"):
+        pytest.skip(absent)
 
 
 Asked = tuple[tuple[Any, ...], dict[str, Any]]
@@ -109,7 +99,7 @@ def rank_layers(s: Strategy, rank: int) -> list[int]:
     return [s.layers_per_stage[chunk * s.pp + place] for chunk in range(s.vpp)]
 
 
-def test_random_and_corner_plans_are_accepted(tmp_path: Path) -> None:
+def test_random_and_corner_plans_are_accepted(tmp_path: Path, counts: Counts) -> None:
     """Parser, degrees, meshes, model, stages and parallelisation of one rank of each plan: no refusal, all parameters,
     the layers and the batch of the plan."""
     corners = list(corner_plans("torchtitan"))
@@ -130,6 +120,7 @@ def test_random_and_corner_plans_are_accepted(tmp_path: Path) -> None:
         assert (read["grad_accum"], read["seq_len"], read["compile"]) == (s.grad_accum, s.seq_len, True)
         kinds = {"none": "NoneType", "selective": "SelectiveAC.Config", "full": "FullAC.Config"}
         assert read["recompute"] == kinds[s.recompute.mode]
+    counts(Row(target="torchtitan", parser=parser("torchtitan"), plans=len(cases), refused=len(refused)))
     assert not refused
 
 
@@ -178,13 +169,15 @@ PARAMETERS: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[int, ...]]] =
 """Plans whose every matrix divides evenly, so that counts are exact."""
 
 
-def test_ranks_hold_the_parameters_we_count(tmp_path: Path) -> None:
+def test_ranks_hold_the_parameters_we_count(tmp_path: Path, counts: Counts) -> None:
     """The parameters of first, middle and last ranks, one by one."""
     cases = [Case(planned(*asked, **columns), ranks) for asked, columns, ranks in PARAMETERS.values()]
     for name, case, answer in zip(PARAMETERS, cases, run(cases, tmp_path), strict=True):
         assert answer["ok"], (name, answer)
         for rank in case.ranks:
             assert answer["held"][str(rank)] == expected_on(case.document, rank), (name, rank)
+    ranks = sum(len(case.ranks) for case in cases)
+    counts(Row(target="torchtitan", parser=parser("torchtitan"), ranks=ranks))
 
 
 def test_a_known_count(tmp_path: Path) -> None:
@@ -228,7 +221,7 @@ BY_OURS_ALONE: dict[str, Asked] = {
 """What torchtitan accepts without a word and our rules refuse."""
 
 
-def test_illegal_strategies_are_refused_by_both(tmp_path: Path) -> None:
+def test_illegal_strategies_are_refused_by_both(tmp_path: Path, counts: Counts) -> None:
     """Rendered all the same, torchtitan's own code refuses each."""
     cases = []
     for rule, (asked, columns) in STRATEGIES.items():
@@ -239,12 +232,14 @@ def test_illegal_strategies_are_refused_by_both(tmp_path: Path) -> None:
         cases.append(Case(document, gpus=32 if rule == "world-size" else None))
     accepted = [rule for rule, answer in zip(STRATEGIES, run(cases, tmp_path), strict=True) if answer["ok"]]
     assert not accepted
+    counts(Row(target="torchtitan", parser=parser("torchtitan"), broken=len(cases), both=len(cases)))
 
 
-def test_what_torchtitan_does_not_notice(tmp_path: Path) -> None:
+def test_what_torchtitan_does_not_notice(tmp_path: Path, counts: Counts) -> None:
     """Our rules refuse more; if torchtitan begins to refuse these before the first step, this says so."""
     cases = [Case(planned(*asked, illegal=rule, **columns)) for rule, (asked, columns) in BY_OURS_ALONE.items()]
     assert [answer["ok"] for answer in run(cases, tmp_path)] == [True] * len(cases)
+    counts(Row(target="torchtitan", parser=parser("torchtitan"), broken=len(cases), ours=len(cases)))
 
 
 PIPELINE: Asked = (("llama-3-8b", 32, {}), {"pp": 4, "zero_stage": 3})
@@ -277,13 +272,14 @@ FILES: dict[str, tuple[Asked, dict[str, Any]]] = {
 """Changed arguments: the finding of the reader, the plan, and the change."""
 
 
-def test_broken_arguments_are_refused_by_both(tmp_path: Path) -> None:
+def test_broken_arguments_are_refused_by_both(tmp_path: Path, counts: Counts) -> None:
     """The reader names every one of them, torchtitan refuses every one of them."""
     cases = [Case(planned(*asked, **columns), **change) for (asked, columns), change in FILES.values()]
     for name, case, answer in zip(FILES, cases, run(cases, tmp_path), strict=True):
         assert not answer["ok"], (name, answer)
         found = [finding.id for finding in read_back(case).findings if finding.severity == "error"]
         assert name in found, (name, found)
+    counts(Row(target="torchtitan", parser=parser("torchtitan"), broken=len(cases), both=len(cases)))
 
 
 def read_back(case: Case) -> Any:
