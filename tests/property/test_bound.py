@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -162,3 +163,26 @@ def test_solver_and_constructions(inner: Inner) -> None:
         assert inner.fits(result)[0]
         assert abs(float(getattr(result, name)[0]) / value - 1) < RELATIVE_ERROR
     assert solution.bound_s <= optimum * (1 + RELATIVE_ERROR)
+
+
+def test_less_offload_where_one_rank_has_more_layers() -> None:
+    """Ranks of 1 and 3 layers, 10 GiB of host memory a layer: 25 GiB hold three quarters of the optimizer, not all."""
+    zero, zeros, one = np.zeros(1), np.zeros((1, 1)), np.ones((1, 1))
+    names = {field.name for field in fields(StageModel)}
+    coefficients: dict[str, Any] = dict.fromkeys(names, zero)
+    coefficients |= dict.fromkeys((name for name in names if name.startswith(("layer_", "recompute_"))), zeros)
+    model = StageModel(
+        **{
+            **coefficients, "pp": 2, "micro_batches": np.ones(1), "bubble_factor": np.ones(1),
+            "in_flight": np.ones((1, 2)), "layer_state_bytes": GIB * one, "layer_offloadable_bytes": GIB * one,
+            "layer_host_bytes": 10 * GIB * one, "step_temporary_layer_bytes": zeros, "local_ranks": np.ones(1),
+            "memory_factor": np.ones(1),
+        }
+    )  # fmt: skip
+    prefix = np.arange(5)[:, None]
+    group = Group(2, 1, False, batch_of_one(2, 1, (1, 3)), np.array([False]), np.array([4]))
+    needs, possible = fits_at_all(Inner(group, model, prefix, Limits(8 * GIB, 25 * GIB)))
+    assert possible[0]
+    assert needs.most_steps[0] == 3
+    _, possible = fits_at_all(Inner(group, model, prefix, Limits(8 * GIB, 7 * GIB)))
+    assert not possible[0]
