@@ -502,7 +502,7 @@ BROKEN_JOBS = {
 
 
 def slurm_version() -> str:
-    return subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def slurm(scripts: list[Path], nodes: int, gpus_per_node: int, cores: int, memory_mb: int) -> list[tuple[int, str]]:
