@@ -87,7 +87,7 @@ class DeepSpeed(Backend):
     name = "deepspeed"
     family = "deepspeed"
     title = "DeepSpeed"
-    versions = "deepspeed >=0.17,<0.20"
+    versions = "deepspeed >=0.18.2,<0.20"
     rules = RULES
     expert_degrees = False
     zero_stages = (0, 1, 2, 3)
