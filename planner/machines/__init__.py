@@ -48,9 +48,9 @@ SOURCES: dict[str, Source] = {
     for source in (
         Source("topo", "nvidia-smi topo -m", topo.recognises, topo.read),
         Source("rocm", "rocm-smi --showtopo", rocm.recognises, rocm.read),
-        Source("smi", "nvidia-smi --query-gpu=... --format=csv, or -L", smi.recognises, smi.read),
+        Source("smi", "nvidia-smi, with --query-gpu=... --format=csv, -q or -L", smi.recognises, smi.read),
         Source("ibstat", "ibstat", ibstat.recognises, ibstat.read),
-        Source("slurm", "scontrol show node, or SLURM_* variables", slurm.recognises, slurm.read),
+        Source("slurm", "scontrol show node, sinfo, or SLURM_* variables", slurm.recognises, slurm.read),
         Source("kubernetes", "kubectl get nodes -o json", kubernetes.recognises, kubernetes.read),
         Source("kueue", "Kueue Topology and ResourceFlavor", kueue.recognises, kueue.read),
         Source("skypilot", "SkyPilot task", skypilot.recognises, skypilot.read),

@@ -105,7 +105,7 @@ def compute_nics(nics: Sequence[Nic]) -> tuple[Nic, ...]:
 
 def size_of(inventory: Inventory, wanted: int | None = None) -> Size:
     """Nodes and GPUs of each: the uniform part with the most GPUs where nodes differ, or ``wanted`` GPUs a node."""
-    whole = [device for device in inventory.devices if not device.mig]
+    whole = [device for device in inventory.devices if device.whole]
     built = len(whole) if inventory.devices else None
     members = [node for node in inventory.nodes if node.usable]
     if inventory.nodes and any(_given(node) is not None for node in inventory.nodes):
