@@ -20,7 +20,11 @@ LIST_TITLE = "nvidia-smi -L"
 TABLE_TITLE = "nvidia-smi"
 LOG_TITLE = "nvidia-smi -q"
 
-_LISTED = re.compile(r"^GPU ([0-9]{1,5}): (.+?) \(UUID: ")
+_LISTED = re.compile(
+    r"^(?:GPU models and configuration: )?GPU ([0-9]{1,5}(?:,[0-9]{1,5}){0,255}): "
+    r"(?:(.+?) \(UUID: .*|((?:NVIDIA|Tesla|Quadro|GeForce|GRID|TITAN)[ -].+))$"
+)
+"""A line of ``-L``, or of the reports about themselves that PyTorch and its users print (collect_env)."""
 _INSTANCE = re.compile(r"^\s+MIG \S+\s+Device|devices in MIG mode", re.IGNORECASE)
 _LINK = re.compile(r"^\s+Link ([0-9]{1,3}): (?:([0-9.]+) GB/s|<?inactive>?)", re.IGNORECASE)
 _BANNER = re.compile(r"^\|\s*NVIDIA-SMI\s+[0-9]", re.MULTILINE)
@@ -71,7 +75,10 @@ def _listed(lines: list[str]) -> Iterator[Device]:
         if match is not None:
             if device is not None:
                 yield device
-            device = Device(index=int(match[1]), name=" ".join(match[2].split()))
+            name = " ".join((match[2] or match[3]).split())
+            *others, last = (Device(index=int(index), name=name) for index in match[1].split(","))
+            yield from others
+            device = last
         elif device is not None and _INSTANCE.search(line):
             device = replace(device, mig=True)
         elif device is not None and (link := _LINK.match(line)) is not None:

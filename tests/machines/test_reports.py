@@ -125,3 +125,18 @@ def test_amd_smi() -> None:
     assert inventory.links.matrix[0] == ("X", "XGMI", "PCIE", "PCIE")
     assert "0-1 and 2-3" in message(inventory, "xgmi-islands")
     assert "hops-differ" in ids(inventory)
+
+
+def test_several_outputs_in_one_text() -> None:
+    """A job's log holds one after the other: names complete the matrix; what cannot be read is told."""
+    log = text("smi_table.txt") + "\n" + text("topo_4xa100_mesh.txt") + "\nSLURM_JOB_ID=7\n"
+    inventory = read_machines(log)
+    assert inventory.links is not None
+    assert {device.name for device in inventory.devices} == {"NVIDIA A100-SXM4-80GB"}
+    assert any("neither nodes nor GPUs" in part for part in inventory.unread)
+    report = "GPU 0,1,2,3: NVIDIA A100-SXM4-80GB\nGPU 0,1,2,3 Compute Capability: 8.0\nNVIDIA Topology:\n"
+    inventory = read_machines(report + text("topo_4xa100_mesh.txt"))
+    assert [device.name for device in inventory.devices] == ["NVIDIA A100-SXM4-80GB"] * 4
+    assert len(read_machines("GPU models and configuration: GPU 0: NVIDIA L4\n").devices) == 1
+    torn = text("smi_table.txt") + "\n" + "\n".join(text("topo_4xa100_mesh.txt").splitlines()[:3])
+    assert any("rows are missing" in part for part in read_machines(torn).unread)
