@@ -36,6 +36,8 @@ _UNUSABLE = frozenset((
 ))
 # fmt: on
 """States and flags of node_state in Slurm's own lists (scontrol(1), sinfo(1)) under which no new job starts."""
+_PROMPT = re.compile(r"[$#>](?:\s|$)")
+"""A line of the shell under the table."""
 _SUFFIXES = "*~#!%$@^-"
 _BAD_SUFFIXES = {"*": "not responding", "$": "in a maintenance reservation", "@": "about to reboot", "^": "rebooting"}
 _RESERVED = frozenset(("RESERVED", "RESV"))
@@ -80,7 +82,7 @@ def read_table(text: str, where: str) -> Inventory:
         if _is_header(words):
             head, printed = [_HEADS.get(word, word) for word in words], line
             continue
-        if not head or not words:
+        if not head or not words or _PROMPT.search(line):
             continue
         cells = line.split(maxsplit=len(head) - 1)
         if len(cells) != len(head):

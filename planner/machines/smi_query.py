@@ -48,9 +48,15 @@ def recognises(text: str) -> bool:
 
 
 def recognises_rows(text: str) -> bool:
-    """Whether every row names a GPU in one of its cells."""
-    rows = [_row(without_host(line)[1]) for line in text.splitlines() if line.strip()]
+    """Whether every row, under the header of a single column or of none, names a GPU in one of its cells."""
+    rows = [_row(rest) for _, rest in _bare(text)]
     return bool(rows) and all(sum(_NAME.match(cell) is not None for cell in row) == 1 for row in rows)
+
+
+def _bare(text: str) -> list[tuple[str, str]]:
+    """Host and content of each line, without the header of a query for names only."""
+    lines = [without_host(line) for line in text.splitlines() if line.strip()]
+    return [(host, rest) for host, rest in lines if _ALIASES.get(rest.strip(), rest.strip()) != "name"]
 
 
 def without_host(line: str) -> tuple[str, str]:
@@ -66,7 +72,7 @@ def _columns(line: str) -> list[tuple[str, str]] | None:
     cells = without_host(line)[1].split(",")
     fields = [_FIELD.match(cell.strip().lower()) for cell in cells]
     names = [_ALIASES.get(match[1], match[1]) if match else "" for match in fields]
-    if names != ["name"] and (len(names) < 2 or len(_KNOWN.intersection(names)) < 2):
+    if len(names) < 2 or len(_KNOWN.intersection(names)) < 2:
         return None
     units = [(cell.partition("[")[2].rstrip("] ") if "[" in cell else "") for cell in cells]
     return list(zip(names, units, strict=True))
@@ -86,15 +92,15 @@ def read(text: str, where: str) -> Reading:
             continue
         host, rest = without_host(line)
         row = _row(rest)
-        if len(row) == len(columns):
-            machines.add(host, {name: cell for (name, _), cell in zip(columns, row, strict=True)})
+        cells = {name: cell for (name, _), cell in zip(columns, row, strict=False)}
+        if len(row) == len(columns) and ("index" not in cells or whole(cells["index"], MAX_DEVICES) is not None):
+            machines.add(host, cells)
     return machines.reading(where, lines[start])
 
 
 def read_rows(text: str, where: str) -> Reading:
     """Rows without a header: the name shows itself; a number is taken for the memory where that GPU has so much."""
-    lines = [without_host(line) for line in text.splitlines() if line.strip()]
-    rows = [(host, _row(rest)) for host, rest in lines]
+    rows = [(host, _row(rest)) for host, rest in _bare(text)]
     numbered = all(whole(row[0], MAX_DEVICES) is not None for _, row in rows)
     machines = _Machines({})
     for host, row in rows:
@@ -102,6 +108,8 @@ def read_rows(text: str, where: str) -> Reading:
         memory = next((cell for cell in row if agrees(name, _mib(cell, "MiB"))), "")
         machines.add(host, {"name": name, "memory.total": memory} | ({"index": row[0]} if numbered else {}))
     found, findings = machines.reading(where, ", ".join(rows[0][1]))
+    if all(len(row) == 1 for _, row in rows):
+        return found, findings
     told = note(
         "columns-assumed",
         "no header says what the columns are: names are read, and numbers that are the memory such a GPU has",

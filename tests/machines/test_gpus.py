@@ -142,6 +142,12 @@ def test_two_ports_of_one_card() -> None:
     assert "nic-ethernet" in ids(inventory)
 
 
+def test_a_quoted_list_of_ports() -> None:
+    """Mail puts > before lines and takes their indents away."""
+    quoted = "\n".join(f">> {line.strip()}" for line in text("ibstat_8xh100.txt").splitlines())
+    assert read_machines(quoted).nics == read("ibstat_8xh100.txt").nics
+
+
 def test_ibstat_without_cards_is_refused() -> None:
     """A panic before the first card leaves nothing to read."""
     with pytest.raises(InputError, match="no port is listed"):

@@ -112,9 +112,14 @@ def test_a_query_that_repeats_itself() -> None:
 
 
 def test_names_only() -> None:
-    """One column is a query as well."""
+    """One column is a query as well; in a longer text the word alone is none."""
     inventory = read_machines("name\nNVIDIA L40S\nNVIDIA L40S\n")
     assert [device.name for device in inventory.devices] == ["NVIDIA L40S"] * 2
+    assert "columns-assumed" not in ids(inventory)
+    log = "name\nserial\nuuid\n" + text("smi_table.txt")
+    assert len(read_machines(log).devices) == 4
+    noisy = "index, name\n0, NVIDIA L40S\nwarning, something else\n1, NVIDIA L40S\n"
+    assert [device.index for device in read_machines(noisy).devices] == [0, 1]
 
 
 def test_amd_smi() -> None:

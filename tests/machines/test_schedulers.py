@@ -325,6 +325,8 @@ def test_sinfo() -> None:
     assert [node.name for node in inventory.nodes if node.usable] == ["gpu01", "gpu02", "gpu06"]
     assert {(node.gpus, node.product, node.host_memory_mib) for node in inventory.nodes} == {(8, "h100", 2063000)}
     assert "gpu06 is resv" in message(inventory, "node-reserved")
+    shell = "[me@login ~]$ sinfo -N\nNODELIST GRES STATE\nn1 gpu:a100:8 idle\n[me@login ~]$\n"
+    assert [node.name for node in read_machines(shell).nodes] == ["n1"]
     assert "states-not-shown" in ids(read_machines("NODELIST GRES\ngpu[01-04] gpu:a100:8\n"))
     with pytest.raises(InputError, match="which nodes have GPUs") as problem:
         read_machines("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ngpu* up infinite 2 idle n[1-2]\n")
