@@ -75,12 +75,11 @@ def read_nodes(text: str, where: str) -> Inventory:
 def read_table(text: str, where: str) -> Inventory:
     """Rows of ``sinfo``, where a node comes once for each of its partitions."""
     head: list[str] = []
-    printed = ""
     blocks: dict[str, tuple[dict[str, str], str]] = {}
     for line in text.splitlines():
         words = line.split()
         if _is_header(words):
-            head, printed = [_HEADS.get(word, word) for word in words], line
+            head = _columns(line, where)
             continue
         if not head or not words or _PROMPT.search(line):
             continue
@@ -93,19 +92,25 @@ def read_table(text: str, where: str) -> Inventory:
         facts["RealMemory"] = facts.get("RealMemory", "").rstrip("+")
         for name in expand(facts["NodeName"], where):
             blocks.setdefault(name, ({**facts, "NodeName": name}, facts.get("Reason", "").removeprefix("none")))
-    if "Gres" not in head:
-        raise InputError(
-            "the table does not say which nodes have GPUs",
-            where=where,
-            got=shown(printed),
-            allowed="a column GRES",
-            hint=f"run {TABLE_COMMAND}",
-        )
     inventory = _inventory(TABLE_TITLE, blocks.values(), where)
     if "State" in head:
         return inventory
     told = note("states-not-shown", "no column STATE: nodes that are down or drained count", hint=TABLE_COMMAND)
     return replace(inventory, findings=(*inventory.findings, told))
+
+
+def _columns(line: str, where: str) -> list[str]:
+    """What the columns under this header are; InputError without the one that tells GPUs."""
+    head = [_HEADS.get(word, word) for word in line.split()]
+    if "Gres" not in head:
+        raise InputError(
+            "the table does not say which nodes have GPUs",
+            where=where,
+            got=shown(line),
+            allowed="a column GRES",
+            hint=f"run {TABLE_COMMAND}",
+        )
+    return head
 
 
 def _reason(block: str) -> str:

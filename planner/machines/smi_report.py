@@ -65,7 +65,20 @@ def read_list(text: str, where: str) -> Reading:
         host, rest = without_host(line)
         hosts.setdefault(host, []).append(rest)
     machines = [machine for lines in hosts.values() for machine in _machines(_listed(lines))]
-    return machines, _about_links(machines[0])
+    return machines, [*_about_links(machines[0]), *_assumed(len(machines), len(hosts), "lists")]
+
+
+def _assumed(machines: int, certain: int, what: str) -> list[Finding]:
+    """That texts one after the other are taken for machines, where nothing else says so."""
+    if machines <= certain:
+        return []
+    return [
+        note(
+            "machines-assumed",
+            f"there are {machines} {what}, which are taken for as many machines",
+            hint="if one machine printed them one after the other: --nodes 1",
+        )
+    ]
 
 
 def _listed(lines: list[str]) -> Iterator[Device]:
@@ -114,15 +127,7 @@ def is_table(text: str) -> bool:
 def read_table(text: str, where: str) -> Reading:
     """Names, memory, MIG and errors of the table; several tables are several machines."""
     machines = _machines(_rows(text.splitlines()))
-    if len(machines) < 2:
-        return machines, []
-    return machines, [
-        note(
-            "machines-assumed",
-            f"there are {len(machines)} tables, which are taken for as many machines",
-            hint="if one machine printed them one after the other: --nodes 1",
-        )
-    ]
+    return machines, _assumed(len(machines), 1, "tables")
 
 
 def _rows(lines: list[str]) -> Iterator[Device]:
@@ -168,7 +173,7 @@ def read_log(text: str, where: str) -> Reading:
             allowed="the whole of nvidia-smi -q",
             hint="without -d, which leaves parts out",
         )
-    return machines, findings
+    return machines, [*findings, *_assumed(len(machines), 1, "logs")]
 
 
 def _facts(block: str) -> dict[str, str]:
