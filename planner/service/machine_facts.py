@@ -269,6 +269,15 @@ def _network(inventory: Inventory, size: Size, system: System, facts: Facts) -> 
     known_type = facts.values.get("system") == system.id
     count = len(cards) or (min((node.nics for node in size.members if node.nics), default=0) if known_type else 0)
     rate = max((card.gbps for card in cards if card.gbps is not None), default=None)
+    if inventory.nics and not cards:
+        facts.findings.append(
+            warning(
+                "no-network",
+                f"none of {len(inventory.nics)} ports is up: what is planned is the network of {system.id}, which is not "
+                "there now",
+                hint="check cables and subnet manager; --nics N --nic-gbps RATE plans with others",
+            )
+        )
     if not count and rate is None:
         return
     known = system.nic_bytes_per_s * BITS_PER_BYTE / GB

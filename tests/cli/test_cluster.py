@@ -360,3 +360,12 @@ def test_machine_types_name_the_gpu(cli: Cli, tmp_path: Path, labels: dict[str, 
     document = cli("cluster", "read", str(node), "--json").document
     assert document["cluster"]["gpu"] == gpu
     assert "variant-assumed" not in {finding["id"] for finding in document["findings"]}
+
+
+def test_a_network_that_is_down(cli: Cli, tmp_path: Path) -> None:
+    """No port is up: the reference's network is planned, and it is said that it is not there."""
+    ports = tmp_path / "ibstat.txt"
+    ports.write_text(text("ibstat_8xh100.txt").replace("State: Active", "State: Initializing"))
+    document = cli("cluster", "read", sample("smi_8xh100.csv"), str(ports), "--json").document
+    assert "nics_per_node" not in document["cluster"]
+    assert "no-network" in {finding["id"] for finding in document["findings"]}

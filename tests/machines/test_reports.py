@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.errors import InputError
-from planner.machines import read_machines, size_of
+from planner.machines import combine, compute_nics, read_machines, size_of
 from planner.machines.products import identify
 from tests.machines import ids, message, read, text
 
@@ -145,3 +145,27 @@ def test_several_outputs_in_one_text() -> None:
     assert len(read_machines("GPU models and configuration: GPU 0: NVIDIA L4\n").devices) == 1
     torn = text("smi_table.txt") + "\n" + "\n".join(text("topo_4xa100_mesh.txt").splitlines()[:3])
     assert any("rows are missing" in part for part in read_machines(torn).unread)
+
+
+def _ports(*ports: tuple[str, str, int]) -> str:
+    line = "CA '{}'\n\tPort 1:\n\t\tState: {}\n\t\tRate: {}\n\t\tLink layer: InfiniBand\n"
+    return "".join(line.format(*port) for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("down", "slow", "names", "rates"),
+    [
+        (0, 0, ["NIC0", "NIC1", "NIC2", "NIC3"], {400.0}),
+        (1, 0, ["mlx5_1", "mlx5_2", "mlx5_3"], {400.0}),
+        (0, 2, ["mlx5_2", "mlx5_3"], {400.0}),
+        (4, 0, [], set()),
+    ],
+)
+def test_a_matrix_without_its_legend(down: int, slow: int, names: list[str], rates: set[float]) -> None:
+    """Its cards have other names than the list: the list's rate counts, and its number where it is smaller."""
+    ports = [(f"mlx5_{i}", "Down" if i < down else "Active", 100 if i < slow else 400) for i in range(4)]
+    inventory = combine([read("topo_8xh800.txt"), read_machines(_ports(*ports))])
+    counted = compute_nics(inventory.nics)
+    assert [nic.name for nic in counted] == names
+    assert {nic.gbps for nic in counted} == rates
+    assert "legend" in message(inventory, "nic-names-differ")
