@@ -273,8 +273,8 @@ def _network(inventory: Inventory, size: Size, system: System, facts: Facts) -> 
         facts.findings.append(
             warning(
                 "no-network",
-                f"none of {len(inventory.nics)} ports is up: what is planned is the network of {system.id}, which is not "
-                "there now",
+                f"none of {len(inventory.nics)} ports is up: what is planned is the network of {system.id}, not "
+                "what is there now",
                 hint="check cables and subnet manager; --nics N --nic-gbps RATE plans with others",
             )
         )
