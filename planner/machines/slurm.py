@@ -23,6 +23,7 @@ HINT = "give the output of `scontrol show node`, of `sinfo`, of `env | grep SLUR
 
 _ASSIGNED = re.compile(r"^\s*(?:export\s+|declare\s+-x\s+|setenv\s+)?(SLURM[A-Z0-9_]*)(?:=|\s)\s*(.*)$")
 _LIST = re.compile(r"[A-Za-z][\w.-]*\[[0-9][0-9,-]*\][\w.,\[\]-]*", re.ASCII)
+_HOSTS = re.compile(r"[A-Za-z][\w.,\[\]-]*", re.ASCII)
 _TASKS = re.compile(r"([0-9]{1,6})(?:\(x[0-9]{1,6}\))?")
 """Of ``SLURM_TASKS_PER_NODE``, where every node has the same number."""
 
@@ -30,9 +31,10 @@ _TASKS = re.compile(r"([0-9]{1,6})(?:\(x[0-9]{1,6}\))?")
 def recognises(text: str) -> bool:
     """Whether a node, a variable of Slurm or nothing but a host list with a bracket is there."""
     plain = clean(text)
-    if _LIST.fullmatch(plain.strip()):
+    lines = plain.split()
+    if any(_LIST.fullmatch(line) for line in lines) and all(_HOSTS.fullmatch(line) for line in lines):
         return True
-    if slurm_nodes.has_nodes(plain) or slurm_nodes.has_table(plain):
+    if slurm_nodes.has_nodes(plain) or slurm_nodes.has_table(plain) or slurm_nodes.has_json(plain):
         return True
     return any(_ASSIGNED.match(line) for line in plain.splitlines())
 
@@ -42,6 +44,8 @@ def read(text: str, where: str = "Slurm") -> Inventory:
     plain = clean(text)
     if slurm_nodes.has_nodes(plain):
         return slurm_nodes.read_nodes(plain, where)
+    if slurm_nodes.has_json(plain):
+        return slurm_nodes.read_json(plain, where)
     if slurm_nodes.has_table(plain):
         return slurm_nodes.read_table(plain, where)
     variables = {}

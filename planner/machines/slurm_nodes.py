@@ -1,4 +1,4 @@
-"""Reads the nodes that Slurm lists, with ``scontrol show node`` or ``sinfo``: GPUs, host memory, cores and states.
+"""Reads the nodes that Slurm lists, with ``scontrol show node`` (also --json) or ``sinfo``: GPUs, host, states.
 
 Nodes describe what jobs could be given, so drained, failed and reserved ones are told apart from the others."""
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from planner.errors import InputError
+from planner.machines.documents import entries, parse, word
 from planner.machines.hostlist import expand, holes
 from planner.machines.inventory import Inventory, Node
 from planner.machines.text import listed, note, warning, whole
@@ -51,9 +52,27 @@ _HEADS = {
 """Column of ``sinfo`` -> what ``scontrol`` calls it."""
 
 
+_NAMES = {
+    "name": "NodeName",
+    "gres": "Gres",
+    "gres_used": "GresUsed",
+    "tres": "CfgTRES",
+    "state": "State",
+    "real_memory": "RealMemory",
+    "sockets": "Sockets",
+    "cores": "CoresPerSocket",
+}
+"""Name in Slurm's OpenAPI -> what ``scontrol`` calls it."""
+
+
 def has_nodes(text: str) -> bool:
     """Whether a node of ``scontrol`` is there."""
     return re.search(r"^\s*NodeName=", text, re.MULTILINE) is not None
+
+
+def has_json(text: str) -> bool:
+    """Whether this is what ``scontrol show node --json`` or slurmrestd prints."""
+    return text.lstrip().startswith("{") and re.search(r"\"nodes\"\s*:", text) is not None and '"gres"' in text
 
 
 def has_table(text: str) -> bool:
@@ -70,6 +89,20 @@ def read_nodes(text: str, where: str) -> Inventory:
     """Blocks of ``scontrol show node``; CPU-only nodes are left out."""
     blocks = [(dict(_PAIR.findall(block)), _reason(block)) for block in _NODE.split(text)]
     return _inventory(NODES_TITLE, blocks, where)
+
+
+def read_json(text: str, where: str) -> Inventory:
+    """The same facts under their names in Slurm's OpenAPI; states are a list there."""
+    blocks = [
+        ({key: _fact(node.get(name)) for name, key in _NAMES.items()}, word(node.get("reason")))
+        for document in parse(text, where)
+        for node in entries(document.get("nodes"))
+    ]
+    return _inventory(f"{NODES_TITLE} --json", blocks, where)
+
+
+def _fact(value: object) -> str:
+    return "+".join(map(word, value)) if isinstance(value, list) else word(value)
 
 
 def read_table(text: str, where: str) -> Inventory:
@@ -210,7 +243,14 @@ def _node(name: str, facts: Mapping[str, str], reason: str) -> tuple[Node | None
         )
     kinds = [kind for kind in gres if kind]
     if len(kinds) > 1:
-        findings.append(warning("gpus-mixed", f"{name} has several kinds of GPU: {', '.join(kinds)}", where=name))
+        findings.append(
+            warning(
+                "gpus-mixed",
+                f"{name} has several kinds of GPU: {', '.join(kinds)}",
+                where=name,
+                hint="--gpu plans with the nodes of one kind only",
+            )
+        )
     memory = whole(facts.get("RealMemory"), 10**9)
     if memory is not None and memory < LEAST_MEMORY_MIB:
         findings.append(
@@ -222,7 +262,7 @@ def _node(name: str, facts: Mapping[str, str], reason: str) -> tuple[Node | None
         name=name,
         gpus=gpus,
         busy_gpus=busy,
-        product=kinds[0] if len(kinds) == 1 else None,
+        product=" + ".join(kinds) or None,
         host_memory_mib=memory,
         cores=sockets * per_socket if sockets and per_socket else None,
         usable=usable,

@@ -369,3 +369,14 @@ def test_a_network_that_is_down(cli: Cli, tmp_path: Path) -> None:
     document = cli("cluster", "read", sample("smi_8xh100.csv"), str(ports), "--json").document
     assert "nics_per_node" not in document["cluster"]
     assert "no-network" in {finding["id"] for finding in document["findings"]}
+
+
+def test_nodes_with_several_kinds_are_not_taken_for_one(cli: Cli, tmp_path: Path) -> None:
+    """A node with two kinds of GPU is refused, or left out where --gpu names one."""
+    nodes = tmp_path / "nodes.txt"
+    nodes.write_text("NodeName=n1 Gres=gpu:h100:4 State=IDLE\nNodeName=n2 Gres=gpu:h100:2,gpu:a100:2 State=IDLE\n")
+    refused = cli("cluster", "from-slurm", str(nodes))
+    assert refused.code == 2
+    assert "h100 + a100" in refused.err
+    document = cli("cluster", "from-slurm", str(nodes), "--gpu", "h100", "--json").document
+    assert (document["cluster"]["nodes"], document["cluster"]["gpus_per_node"]) == (1, 4)

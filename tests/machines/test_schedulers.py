@@ -366,3 +366,28 @@ def test_labels_that_name_the_gpu(labels: dict[str, str], product: str) -> None:
         "status": {"capacity": {"nvidia.com/gpu": "8"}},
     }
     assert read_machines(json.dumps(node)).nodes[0].product == product
+
+
+def test_slurm_as_json() -> None:
+    """``scontrol show node --json``: states are lists, cores are those of a socket."""
+    node: dict[str, Any] = {
+        "name": "g1",
+        "gres": "gpu:h100:4(S:0-1)",
+        "gres_used": "gpu:h100:1(IDX:0)",
+        "state": ["MIXED"],
+    }
+    node |= {"real_memory": 524288, "sockets": 2, "cores": 16, "cpus": 32, "tres": "cpu=32,gres/gpu=4", "reason": ""}
+    down = {**node, "name": "g2", "state": ["IDLE", "DRAIN"], "reason": "ECC errors"}
+    plain = {"name": "c1", "gres": "", "state": ["IDLE"], "real_memory": 1}
+    inventory = read_machines(json.dumps({"nodes": [node, down, plain], "meta": {}, "errors": []}))
+    assert inventory.source == "scontrol show node --json"
+    (first, second) = inventory.nodes
+    assert (first.gpus, first.busy_gpus, first.product) == (4, 1, "h100")
+    assert (first.host_memory_mib, first.cores) == (524288, 32)
+    assert not second.usable
+    assert "IDLE+DRAIN: no job starts there (ECC errors)" in message(inventory, "node-unusable")
+
+
+def test_host_lists_of_several_lines_are_recognised() -> None:
+    """One list a line, as files of them have it."""
+    assert len(read_machines("node001\nnode[002-004]\nlogin,gpu[1-2]\n").nodes) == 7
