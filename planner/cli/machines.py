@@ -71,8 +71,8 @@ def _command(source: str) -> Command:
 
 _ONE_KIND = {
     "topo": "Read `nvidia-smi topo -m`: links between GPUs, and the network cards near them.",
-    "smi": "Read `nvidia-smi --query-gpu=... --format=csv` or `nvidia-smi -L`: which GPUs, how large, how busy.",
-    "rocm": "Read `rocm-smi --showtopo`, best with --showproductname --showmeminfo vram.",
+    "smi": "Read `nvidia-smi`, also with --query-gpu=... --format=csv, -q or -L: which GPUs, how large, how busy.",
+    "rocm": "Read `rocm-smi --showtopo`, best with --showproductname --showmeminfo vram, or `amd-smi topology`.",
     "hostfile": "Read a hostfile: hosts and slots.",
     "kubernetes": "Read `kubectl get nodes -o json` (or yaml).",
 }
@@ -97,7 +97,8 @@ def from_slurm(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Read `scontrol show node`, the SLURM_* variables of a job, or a host list; inside a job no file is needed."""
+    """Read `scontrol show node`, `sinfo`, the SLURM_* variables of a job, or a host list; inside a job no file is
+    needed."""
     from planner.service.machines import ENVIRONMENT
 
     texts = ((ENVIRONMENT if text is None else text, "slurm"), *((name, None) for name in others or ()))

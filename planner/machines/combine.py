@@ -30,12 +30,14 @@ def combine(parts: Sequence[Inventory]) -> Inventory:
     if len(parts) == 1:
         return parts[0]
     devices, findings = _devices(parts)
+    nics, about = _nics(parts)
+    findings += about
     return Inventory(
         source=" + ".join(part.source for part in parts),
         devices=devices,
         machines=next((part.machines for part in parts if part.machines), None),
         links=next((part.links for part in parts if part.links), None),
-        nics=_nics(parts),
+        nics=nics,
         nodes=next((part.nodes for part in parts if part.nodes), ()),
         node_count=next((part.node_count for part in parts if part.node_count), None),
         gpus_per_node=next((part.gpus_per_node for part in parts if part.gpus_per_node), None),
@@ -80,18 +82,36 @@ def _both(first: Device, second: Device) -> Device:
     return replace(first, **stated)
 
 
-def _nics(parts: Sequence[Inventory]) -> tuple[Nic, ...]:
+def _nics(parts: Sequence[Inventory]) -> tuple[tuple[Nic, ...], list[Finding]]:
     """Ports of the topology with the rates of the list of cards, matched by name; otherwise whichever there is."""
     placed = [nic for part in parts if part.links for nic in part.nics]
     rated = {nic.name: nic for part in parts if not part.links for nic in part.nics}
     if not placed:
-        return tuple(rated.values())
-    return tuple(
+        return tuple(rated.values()), []
+    if rated and not any(nic.name in rated for nic in placed):
+        return _unmatched(tuple(placed), tuple(rated.values()))
+    matched = tuple(
         replace(nic, gbps=rated[nic.name].gbps, layer=rated[nic.name].layer, active=rated[nic.name].active)
         if nic.name in rated
         else nic
         for nic in placed
     )
+    return matched, []
+
+
+def _unmatched(placed: tuple[Nic, ...], rated: tuple[Nic, ...]) -> tuple[tuple[Nic, ...], list[Finding]]:
+    """Cards of a matrix without its legend: those near a GPU at the rate of the list, unless it has fewer such."""
+    fast = compute_nics(rated)
+    near = [nic for nic in placed if nic.near]
+    enough = near and len(near) <= len(fast)
+    chosen = tuple(replace(nic, gbps=fast[0].gbps) for nic in placed) if enough else rated
+    told = note(
+        "nic-names-differ",
+        f"the matrix calls cards {placed[0].name} ..., the list {rated[0].name} ...: which is which is not said, so "
+        + ("those near a GPU are taken to have the list's highest rate" if enough else "the list alone counts"),
+        hint="the NIC legend under the matrix names them",
+    )
+    return chosen, [told]
 
 
 def compute_nics(nics: Sequence[Nic]) -> tuple[Nic, ...]:
@@ -105,7 +125,7 @@ def compute_nics(nics: Sequence[Nic]) -> tuple[Nic, ...]:
 
 def size_of(inventory: Inventory, wanted: int | None = None) -> Size:
     """Nodes and GPUs of each: the uniform part with the most GPUs where nodes differ, or ``wanted`` GPUs a node."""
-    whole = [device for device in inventory.devices if not device.mig]
+    whole = [device for device in inventory.devices if device.whole]
     built = len(whole) if inventory.devices else None
     members = [node for node in inventory.nodes if node.usable]
     if inventory.nodes and any(_given(node) is not None for node in inventory.nodes):

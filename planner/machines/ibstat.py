@@ -18,9 +18,9 @@ TITLE = "ibstat"
 HINT = "paste the whole output of `ibstat`"
 MAX_PORTS = 1024
 
-_CARD = re.compile(r"^CA '([^']{1,64})'")
-_PORT = re.compile(r"^\s+Port ([0-9]{1,3}):")
-_LINE = re.compile(r"^\s+([A-Za-z ]+?):\s*(.*?)\s*$")
+_CARD = re.compile(r"^[\s>]*CA '([^']{1,64})'")
+_PORT = re.compile(r"^[\s>]*Port ([0-9]{1,3}):")
+_LINE = re.compile(r"^[\s>]*([A-Za-z ]+?):\s*(.*?)\s*$")
 _RATE = re.compile(r"^([0-9]{1,6}(?:\.[0-9]{1,3})?)")
 _BROKEN = re.compile(r"^(?:ibpanic|ibwarn|ibstat)\b.*$", re.MULTILINE)
 _BROKEN_CARD = re.compile(r"device '([^']+)'")

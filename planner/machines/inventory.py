@@ -23,11 +23,20 @@ class Device:
     used_mib: int | None = None
     mig: bool = False
     """Split into MIG instances, so no whole GPU for a job."""
+    failed: bool = False
+    """The driver knows it and cannot reach it."""
+    nvlinks: int | None = None
+    """NVLinks that are up."""
     link_width: int | None = None
     """PCIe lanes in use."""
     full_link_width: int | None = None
     """PCIe lanes that card and slot could use."""
     numa: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether a job can be given all of it."""
+        return not (self.mig or self.failed)
 
 
 @dataclass(frozen=True, kw_only=True)

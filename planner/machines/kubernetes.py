@@ -42,10 +42,23 @@ _PRODUCTS = (
     "cloud.google.com/gke-accelerator",
     "cloud.google.com/gke-tpu-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
+    "gpu.nvidia.com/model",
+    "k8s.amazonaws.com/accelerator",
     "amd.com/gpu.device-id",
     "beta.amd.com/gpu.device-id",
 )
 """Labels that name the accelerator, the most exact first."""
+_GKE = "cloud.google.com/gke-accelerator"
+GKE_NAMES = {
+    "nvidia-tesla-v100": "V100-SXM2-16GB",
+    "nvidia-tesla-a100": "A100-SXM4-40GB",
+    "nvidia-a100-80gb": "A100-SXM4-80GB",
+    "nvidia-h100-80gb": "H100-SXM5-80GB",
+    "nvidia-h100-mega-80gb": "H100-SXM5-80GB",
+}
+"""Google Cloud rents one variant under each of these names (its list of GPU machine types)."""
+_AMD_DEVICE = re.compile(r"^(?:beta\.)?amd\.com/gpu\.device-id\.([0-9a-f]{4})$")
+"""Label of AMD's node labeller that has the device id in its name and the count as its value."""
 _SHARED = "-SHARED"
 _MIG_PRODUCT = re.compile(r"-MIG-[0-9]+[cg]\.", re.IGNORECASE)
 _MIG_RESOURCE = "nvidia.com/mig-"
@@ -164,7 +177,7 @@ def _node(facts: _Facts, findings: list[Finding]) -> Node | None:
     if resource is None and not slices:
         return None
     gpus, usable = _gpus(facts, resource, slices, findings)
-    product = next((facts.labels[label] for label in _PRODUCTS if facts.labels.get(label)), None)
+    product = _product(facts.labels)
     memory = facts.whole("nvidia.com/gpu.memory") if product and not _MIG_PRODUCT.search(product) else None
     clique = facts.labels.get("nvidia.com/gpu.clique", "")
     nics = int(facts.allocatable.get(_EFA, 0)) or None
@@ -182,6 +195,14 @@ def _node(facts: _Facts, findings: list[Finding]) -> Node | None:
         domain=None if _NO_CLIQUE.match(clique) else clique,
         usable=_schedulable(facts, findings),
     )
+
+
+def _product(labels: Mapping[str, str]) -> str | None:
+    """What the first label that names the accelerator says."""
+    label = next((label for label in _PRODUCTS if labels.get(label)), None)
+    if label is None:
+        return next((found[1] for name in labels if (found := _AMD_DEVICE.match(name)) is not None), None)
+    return GKE_NAMES.get(labels[label], labels[label]) if label == _GKE else labels[label]
 
 
 def _plain(product: str) -> str:

@@ -9,6 +9,7 @@ import re
 from planner.errors import InputError
 from planner.machines.documents import entries, mapping, parse, word
 from planner.machines.inventory import Inventory
+from planner.machines.kubernetes import GKE_NAMES
 from planner.machines.text import clean, listed, note
 
 TITLE = "Kueue topology"
@@ -30,7 +31,8 @@ def read(text: str, where: str = TITLE) -> Inventory:
             levels = levels or tuple(word(level.get("nodeLabel")) for level in entries(spec.get("levels")))
         if document.get("kind") == "ResourceFlavor":
             labels = mapping(spec.get("nodeLabels"))
-            products |= dict.fromkeys(word(labels[label]) for label in _PRODUCTS if word(labels.get(label)))
+            stated = [word(labels[label]) for label in _PRODUCTS if word(labels.get(label))]
+            products |= dict.fromkeys(GKE_NAMES.get(name, name) for name in stated)
     levels = tuple(level for level in levels if level)
     if not levels and not products:
         raise InputError(

@@ -10,6 +10,9 @@ _CLOSENESS = {"X": 0, "PIX": 2, "PSB": 3, "PXB": 3, "PHB": 4, "NODE": 5, "SOC": 
 """Path between two GPUs, nearest first, as ``nvidia-smi topo -m`` explains them; SOC is what drivers before 387 print
 for SYS.  NVLink and XGMI come before all of them."""
 
+NVLINK_BYTES_PER_S = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9}
+"""One link of a generation, one direction."""
+
 Matrix = Sequence[Sequence[str]]
 
 
@@ -23,10 +26,21 @@ def closeness(link: str) -> int:
     return 1 if is_fast(link) else _CLOSENESS.get(link, 9)
 
 
+def _bonded(link: str) -> int:
+    return int(link[2:]) if link.startswith("NV") and link[2:].isdigit() else 0
+
+
 def nvlinks(matrix: Matrix) -> tuple[int, ...]:
     """The distinct numbers of bonded NVLinks between pairs, 0 for pairs without, sorted."""
-    pairs = [link for row, links in enumerate(matrix) for link in links[row + 1 :]]
-    return tuple(sorted({int(link[2:]) if link.startswith("NV") and link[2:].isdigit() else 0 for link in pairs}))
+    return tuple(sorted({_bonded(link) for row, links in enumerate(matrix) for link in links[row + 1 :]}))
+
+
+def nvlinks_of_each(matrix: Matrix, built: int) -> tuple[int, ...]:
+    """NVLinks that each GPU uses, of ``built`` ones.
+
+    Behind a switch all of them lead to every other GPU; without one each leads to one GPU, and their sum counts."""
+    rows = [[_bonded(link) for link in row] for row in matrix]
+    return tuple(sum(row) if sum(row) <= built else max(row) for row in rows)
 
 
 def components(matrix: Matrix, joined: Callable[[str], bool]) -> tuple[tuple[int, ...], ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planner.catalog import accelerator_ids, load_accelerator, resolve_accelerator
@@ -29,20 +29,26 @@ _SLOWER = 2.0
 _NOISE = frozenset((
     "nvidia", "amd", "instinct", "radeon", "tesla", "geforce", "google", "aws", "intel", "habana", "accelerator",
     "gpu", "graphics", "oam", "vf", "generation", "server", "workstation", "edition", "ac", "slice", "podslice",
-    "mega", "hbm2", "hbm2e", "hbm3", "hbm3e", "500w",
+    "mega", "hbm2", "hbm2e", "hbm3", "hbm3e", "500w", "nvlink", "aldebaran", "mcm", "lc", "mba", "hpe", "c2",
 ))
 # fmt: on
 """Words of printed names that change neither dimension nor rate.  Words that do, such as Ti, D or Max-Q, are kept, so
 that such cards are unknown instead of mistaken."""
 _SIZE = re.compile(r"([0-9]{2,3})g(?:b|ib)?")
-_FORM = re.compile(r"(sxm|pcie|nvl)[0-9]{0,2}")
-_IMPLIED_FORM = {"hbm3": "sxm"}
-"""NVIDIA prints the memory's kind for H100 SXM cards only (the others are called PCIe and NVL)."""
-_PCI_IDS = {"74a1": "mi300x", "74a5": "mi325x", "75a0": "mi350x", "75a3": "mi355x"}
-"""Device ids that AMD's tools and labels give instead of a name (AMD's guide to cluster networking lists them)."""
-_SYNONYMS = {"tpu7x": ("tpu", "v7x"), "mi250": ("mi250x",), "trn2": ("trainium2",)} | {
+_FORMS = ("sxm", "pcie", "nvl")
+_FORM = re.compile(rf"({'|'.join(_FORMS)})[0-9]{{0,2}}")
+_IMPLIED_FORM = {"hbm3": "sxm", "nvlink": "sxm"}
+"""NVIDIA prints the memory's kind for H100 SXM cards only (the others are called PCIe and NVL); sites that write
+NVLink into a name have PCIe as the other choice, which is told as taken for granted."""
+_PCI_IDS = {"74a1": "mi300x", "74b5": "mi300x", "74a5": "mi325x", "75a0": "mi350x", "75a3": "mi355x", "7408": "mi250"}
+"""Device ids that AMD's tools and labels give instead of a name (AMD's guide to cluster networking lists them; 74b5 is
+the MI300X in a virtual machine, 7408 stands for MI250 and MI250X)."""
+_SYNONYMS = {"tpu7x": ("tpu", "v7x"), "trn2": ("trainium2",)} | {
     spelling: (product,) for number, product in _PCI_IDS.items() for spelling in (number, f"0x{number}")
 }
+_NEARLY = {"mi250": "mi250x", "mi200": "mi250x"}
+"""Names of cards that are planned with the figures of another, which is told: an MI250 has 5 % fewer compute units than
+an MI250X, and drivers call both MI200."""
 _LONGEST = 200
 
 
@@ -63,13 +69,17 @@ class _Words:
     family: tuple[str, ...]
     form: str | None
     size_gb: int | None
+    exact: bool = True
+    """Whether the name means this family, and no word of it is cut off."""
 
 
 def _take_apart(name: str) -> _Words:
     form: str | None = None
     size: int | None = None
     family: list[str] = []
-    words = [part for word in re.split(r"[\s\-_/()]+", name.lower()) for part in _SYNONYMS.get(word, (word,)) if part]
+    parts = re.split(r"[\s\-_/()\[\]]+", name.lower())
+    synonyms = [part for word in parts for part in _SYNONYMS.get(word, (word,)) if part]
+    words = list(dict.fromkeys(_NEARLY.get(word, word) for word in synonyms))
     for word in words:
         form = _IMPLIED_FORM.get(word, form) if form is None else form
         found = _FORM.fullmatch(word)
@@ -82,7 +92,8 @@ def _take_apart(name: str) -> _Words:
             family.append(word)
     if family[:2] == ["tpu", "v5"] and family[2:] in (["lite"], ["litepod"]):
         family = ["tpu", "v5e"]
-    return _Words(tuple(family), form, size)
+    certain = "mi250x" in synonyms or not {*_NEARLY, "nvlink"} & set(synonyms)
+    return _Words(tuple(family), form, size, certain)
 
 
 @lru_cache(maxsize=1)
@@ -92,20 +103,46 @@ def _catalogue() -> dict[str, _Words]:
 
 def identify(name: str, memory_mib: int | None = None) -> Match:
     """The accelerator that a driver, label or scheduler means; InputError with the nearest ids where there is none."""
-    words = _take_apart(name[:_LONGEST])
-    family = [identifier for identifier, own in _catalogue().items() if _same_family(own, words)]
+    words = _whole_words(name[:_LONGEST])
+    family = _family(words)
     fitting = [identifier for identifier in family if words.form in (None, _catalogue()[identifier].form)]
     if not fitting and len({_catalogue()[identifier].form for identifier in family} - {None}) == 0:
         # The catalogue knows one form only and does not name it.
         fitting = family
     if not fitting:
         raise _unknown(name, family, memory_mib)
-    chosen, sure = _choose(fitting, words, memory_mib)
+    chosen, single = _choose(fitting, words, memory_mib)
     accelerator = load_accelerator(chosen)
     return Match(
         accelerator,
         usable_gib(accelerator, memory_mib),
-        tuple(_about(accelerator, name, memory_mib, sure)),
+        tuple(_about(accelerator, name, memory_mib, single and words.exact)),
+    )
+
+
+def _whole_words(name: str) -> _Words:
+    """A name taken apart; of one that a table has cut (``H100 PCI...``) the last word is completed or left out."""
+    if not is_cut(name):
+        return _take_apart(name)
+    whole, _, last = re.sub(r"[\s\-]+(?=[^\s\-]*$)", " ", name.rstrip(" .")).rpartition(" ")
+    completed = next((form for form in _FORMS if last and form.startswith(last.lower())), last)
+    words = _take_apart(f"{whole} {completed}")
+    return replace(words if _family(words) else _take_apart(whole), exact=False)
+
+
+def is_cut(name: str) -> bool:
+    """Whether a table has left out the end of a name."""
+    return name.rstrip().endswith("...")
+
+
+def _family(words: _Words) -> list[str]:
+    return [identifier for identifier, own in _catalogue().items() if _same_family(own, words)]
+
+
+def agrees(name: str, memory_mib: int | None) -> bool:
+    """Whether a GPU of this name in the catalogue has so much memory."""
+    return memory_mib is not None and any(
+        _agrees(load_accelerator(identifier), memory_mib) for identifier in _family(_whole_words(name[:_LONGEST]))
     )
 
 
@@ -163,7 +200,7 @@ def _about(accelerator: Accelerator, name: str, memory_mib: int | None, sure: bo
             note(
                 "variant-assumed",
                 f"{name} is taken as {accelerator.id}",
-                hint=f"if it is another variant: --gpu; the GPU's memory decides: {_QUERY}",
+                hint=f"if it is another variant: --gpu; the GPU's memory decides: {_query(accelerator)}",
             )
         )
     slower = _slower_than(accelerator)
@@ -183,7 +220,10 @@ def _about(accelerator: Accelerator, name: str, memory_mib: int | None, sure: bo
     return findings
 
 
-_QUERY = "nvidia-smi --query-gpu=name,memory.total --format=csv"
+def _query(accelerator: Accelerator) -> str:
+    if accelerator.vendor == "amd":
+        return "rocm-smi --showproductname --showmeminfo vram"
+    return "nvidia-smi --query-gpu=name,memory.total --format=csv"
 
 
 def _rate(accelerator: Accelerator) -> float:
@@ -219,5 +259,7 @@ def _unknown(name: str, family: list[str], memory_mib: int | None) -> InputError
         where="GPU",
         got=f"{shown(name)}{size}",
         allowed=f"nearest: {', '.join(near)}" if near else f"one of {len(accelerator_ids())} accelerators",
-        hint="to plan with the figures of another: --gpu NAME (`planner gpus` lists them with memory and rates)",
+        hint="the name is cut: `nvidia-smi -L` prints it whole"
+        if is_cut(name)
+        else "to plan with the figures of another: --gpu NAME (`planner gpus` lists them with memory and rates)",
     )

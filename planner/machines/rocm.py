@@ -1,4 +1,4 @@
-"""Reads ``rocm-smi --showtopo``: links between AMD GPUs (XGMI or PCIe), hops, NUMA nodes.
+"""Reads ``rocm-smi --showtopo`` and ``amd-smi topology``: links between AMD GPUs (XGMI or PCIe), hops, NUMA nodes.
 
 The matrices do not name the GPU; with ``--showproductname --showmeminfo vram`` added to the command the same text does,
 and is read."""
@@ -15,14 +15,18 @@ from planner.specs.finding import Finding
 from planner.units import MIB
 
 TITLE = "rocm-smi --showtopo"
+NEW_TITLE = "amd-smi topology"
 COMMAND = "rocm-smi --showtopo --showproductname --showmeminfo vram"
 HINT = f"run `{COMMAND}` and paste all of it"
 MAX_DEVICES = 256
 
-_TITLE_LINE = re.compile(r"^=+\s*(.*?)\s*=+$")
-_ROW = re.compile(r"^GPU([0-9]{1,3})\s+(.+)$")
+_TITLE_LINE = re.compile(r"^(?:=+\s*(.*?)\s*=+|([A-Z ]+) TABLE:)$")
+_LABEL = r"(?:GPU[0-9]{1,3}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9])"
+"""What stands before a row: the GPU's number, or its place on the PCIe bus."""
+_ROW = re.compile(rf"^({_LABEL})\s+(?!{_LABEL})(.+)$")
 _FACT = re.compile(r"^GPU\[([0-9]{1,3})\]\s*:\s*(.+?):\s*(.*?)\s*$")
 _LINK_TYPE = "link type between two gpus"
+_NEW_LINKS = "link type table:"
 _BUSY_MIB = 1024
 
 _Matrix = dict[int, list[str]]
@@ -31,7 +35,7 @@ _Matrix = dict[int, list[str]]
 def recognises(text: str) -> bool:
     """Whether a matrix between two GPUs, or ROCm's banner, is there."""
     plain = clean(text).lower()
-    return "between two gpus" in plain or "rocm system management interface" in plain
+    return "between two gpus" in plain or "rocm system management interface" in plain or _NEW_LINKS in plain
 
 
 def read(text: str, where: str = TITLE) -> Inventory:
@@ -51,7 +55,7 @@ def read(text: str, where: str = TITLE) -> Inventory:
     devices = tuple(_device(index, facts.get(index, {})) for index in indices)
     hops = _numbers(sections.get("hops between two gpus"))
     return Inventory(
-        source=TITLE,
+        source=NEW_TITLE if _NEW_LINKS in clean(text).lower() else TITLE,
         devices=devices,
         links=None if matrix is None else Links(matrix=matrix),
         findings=(*_about(matrix, indices, hops), *_busy(devices)),
@@ -67,11 +71,12 @@ def _sections(text: str) -> tuple[dict[str, _Matrix], dict[int, dict[str, str]]]
     for line in text.splitlines():
         heading = _TITLE_LINE.match(line.strip())
         if heading is not None:
-            title = heading[1].lower()
+            title = heading[1].lower() if heading[2] is None else f"{heading[2].lower()} between two gpus"
             continue
         row = _ROW.match(line.strip())
-        if row is not None and not row[2].startswith("GPU"):
-            sections.setdefault(title, {})[int(row[1])] = row[2].split()
+        if row is not None:
+            rows = sections.setdefault(title, {})
+            rows[int(row[1][3:]) if row[1].startswith("GPU") else len(rows)] = row[2].split()
             continue
         fact = _FACT.match(line.strip())
         if fact is not None:

@@ -1,59 +1,53 @@
-"""Reads what Slurm says: ``scontrol show node``, the variables of a running job, or a plain host list.
+"""Reads what Slurm says: nodes, the variables of a running job, or a plain host list.
 
-A job's variables describe what was allocated; nodes describe what could be, so drained and failed ones are left out."""
+A job's variables describe what was allocated, and so win over what its nodes could give."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Mapping
 
 from planner.errors import InputError
-from planner.machines.hostlist import expand, holes
+from planner.machines import slurm_nodes
+from planner.machines.hostlist import expand
 from planner.machines.inventory import Inventory, Node
-from planner.machines.text import clean, listed, note, warning, whole
+from planner.machines.slurm_nodes import LEAST_MEMORY_MIB, about_holes, about_odd, gpus_by_type
+from planner.machines.text import clean, note, warning, whole
 from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
-NODES_TITLE = "scontrol show node"
 JOB_TITLE = "variables of a Slurm job"
 LIST_TITLE = "Slurm host list"
-HINT = "give the output of `scontrol show node`, of `env | grep SLURM` inside a job, or a host list"
+HINT = "give the output of `scontrol show node`, of `sinfo`, of `env | grep SLURM` inside a job, or a host list"
 
 _ASSIGNED = re.compile(r"^\s*(?:export\s+|declare\s+-x\s+|setenv\s+)?(SLURM[A-Z0-9_]*)(?:=|\s)\s*(.*)$")
-_PAIR = re.compile(r"(?<![\w/])([A-Za-z][\w/:]*)=([^\s]*)")
-_GRES = re.compile(r"^(?:gres/)?gpu(?:[:/]([A-Za-z0-9_.\-]+?))?[:=]([0-9]{1,6})$")
-_SHARES = re.compile(r"[0-9]g\.[0-9]+gb", re.IGNORECASE)
-"""A MIG profile as the type of a generic resource."""
 _LIST = re.compile(r"[A-Za-z][\w.-]*\[[0-9][0-9,-]*\][\w.,\[\]-]*", re.ASCII)
-_PARENTHESES = re.compile(r"\([^()]*\)")
-# fmt: off
-_UNUSABLE = frozenset((
-    "DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FAILED", "ERROR", "UNKNOWN", "FUTURE", "MAINT",
-    "INVAL", "NOT_RESPONDING", "NO_RESPOND", "INVALID_REG", "REBOOT_ISSUED", "REBOOT_REQUESTED",
-))
-# fmt: on
-"""States and flags of node_state in Slurm's own list (scontrol(1)) under which no new job starts."""
-_LEAST_MEMORY_MIB = 1024
-"""RealMemory=1 is what slurm.conf has when nobody set it."""
+_HOSTS = re.compile(r"[A-Za-z][\w.,\[\]-]*", re.ASCII)
+_TASKS = re.compile(r"([0-9]{1,6})(?:\(x[0-9]{1,6}\))?")
+"""Of ``SLURM_TASKS_PER_NODE``, where every node has the same number."""
 
 
 def recognises(text: str) -> bool:
     """Whether a node, a variable of Slurm or nothing but a host list with a bracket is there."""
     plain = clean(text)
-    if _LIST.fullmatch(plain.strip()):
+    lines = plain.split()
+    if any(_LIST.fullmatch(line) for line in lines) and all(_HOSTS.fullmatch(line) for line in lines):
         return True
-    return re.search(r"^\s*NodeName=", plain, re.MULTILINE) is not None or any(
-        _ASSIGNED.match(line) for line in plain.splitlines()
-    )
+    if slurm_nodes.has_nodes(plain) or slurm_nodes.has_table(plain) or slurm_nodes.has_json(plain):
+        return True
+    return any(_ASSIGNED.match(line) for line in plain.splitlines())
 
 
 def read(text: str, where: str = "Slurm") -> Inventory:
     """Nodes and GPUs; InputError where the text is neither nodes, variables nor a host list."""
     plain = clean(text)
-    if re.search(r"^\s*NodeName=", plain, re.MULTILINE):
-        return _from_nodes(plain, where)
+    if slurm_nodes.has_nodes(plain):
+        return slurm_nodes.read_nodes(plain, where)
+    if slurm_nodes.has_json(plain):
+        return slurm_nodes.read_json(plain, where)
+    if slurm_nodes.has_table(plain):
+        return slurm_nodes.read_table(plain, where)
     variables = {}
     for line in plain.splitlines():
         match = _ASSIGNED.match(line)
@@ -79,24 +73,10 @@ def _from_list(text: str, where: str) -> Inventory:
     if not hosts:
         raise InputError("no host is named", where=where, got=shown(text.strip()), hint=HINT)
     names = tuple(dict.fromkeys(hosts))
-    findings = [*_about_count(names)]
+    findings = [*about_holes(names)]
     if len(names) < len(hosts):
         findings.append(warning("host-repeated", f"{len(hosts) - len(names)} hosts are named twice and count once"))
     return Inventory(source=LIST_TITLE, nodes=tuple(Node(name=name) for name in names), findings=tuple(findings))
-
-
-def _about_count(names: tuple[str, ...]) -> list[Finding]:
-    missing = holes(names)
-    if not missing:
-        return []
-    return [
-        warning(
-            "node-missing",
-            f"the numbering skips {listed(missing)}: {len(names)} nodes",
-            where=listed(missing),
-            hint="a pipeline or data-parallel degree must divide what is left; ask for the node, or for fewer nodes",
-        )
-    ]
 
 
 # -- variables of a job ------------------------------------------------------------------------------------------------
@@ -120,13 +100,13 @@ def from_environment(variables: Mapping[str, str], where: str = JOB_TITLE) -> In
         )
     names = _hosts(job, where)
     stated = whole(job.get("SLURM_JOB_NUM_NODES") or job.get("SLURM_NNODES"))
-    findings = [*_about_count(names), *_about_job(job, len(names) or stated, names)]
+    findings = [*about_holes(names), *_about_job(job, len(names) or stated, names)]
     if names and stated is not None and stated != len(names):
         findings.append(
             warning("node-count-differs", f"the list names {len(names)} nodes, SLURM_JOB_NUM_NODES says {stated}")
         )
     product, per_node, more = _gpus(job, len(names) or stated)
-    memory = whole(job.get("SLURM_MEM_PER_NODE"), 10**9)
+    memory = _memory(job, per_node)
     if not names and stated is None and per_node is None:
         raise InputError(
             "neither nodes nor GPUs are given",
@@ -141,7 +121,7 @@ def from_environment(variables: Mapping[str, str], where: str = JOB_TITLE) -> In
         node_count=stated if not names else None,
         gpus_per_node=per_node,
         product=product,
-        host_memory_mib=memory if memory and memory >= _LEAST_MEMORY_MIB else None,
+        host_memory_mib=memory,
         levels=_levels(job),
         findings=(*findings, *more),
         unread=tuple(name for name in ("SLURM_GPU_FREQ", "SLURM_CPU_BIND") if job.get(name)),
@@ -165,6 +145,9 @@ def _gpus(job: Mapping[str, str], nodes: int | None) -> tuple[str | None, int | 
     listed_gpus = [part for part in job.get("SLURM_JOB_GPUS", "").split(",") if part.strip()]
     if listed_gpus:
         counts["SLURM_JOB_GPUS"] = len(expand("g[" + ",".join(listed_gpus) + "]")) if _ids(listed_gpus) else 0
+    asked = _by_task(job, nodes)
+    if asked is not None and not any(counts.values()):
+        product, counts = product or asked[0], {"GPUs of a task x tasks of a node": asked[1]}
     total = counts.pop("SLURM_GPUS", None)
     if total is not None and nodes and total % nodes == 0:
         counts.setdefault("SLURM_GPUS", total // nodes)
@@ -180,6 +163,29 @@ def _gpus(job: Mapping[str, str], nodes: int | None) -> tuple[str | None, int | 
             )
         )
     return product, next(iter(counts.values()), None), findings
+
+
+def _by_task(job: Mapping[str, str], nodes: int | None) -> tuple[str | None, int] | None:
+    """(GPU, count on a node) where GPUs were asked for by task."""
+    kind, count = _typed(job.get("SLURM_GPUS_PER_TASK", ""))
+    for name, number in gpus_by_type(job.get("SLURM_TRES_PER_TASK", "")).items():
+        kind, count = kind or name or None, count or number
+    spread = _TASKS.fullmatch(job.get("SLURM_TASKS_PER_NODE", ""))
+    tasks = whole(job.get("SLURM_NTASKS_PER_NODE")) or (whole(spread[1]) if spread else None)
+    total = whole(job.get("SLURM_NTASKS"))
+    if tasks is None and total and nodes and total % nodes == 0:
+        tasks = total // nodes
+    return None if not count or not tasks else (kind, count * tasks)
+
+
+def _memory(job: Mapping[str, str], gpus: int | None) -> int | None:
+    """MiB of host memory that the job has on a node, however it was asked for."""
+    cores = whole(job.get("SLURM_CPUS_ON_NODE")) or 0
+    for name, times in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_GPU", gpus or 0), ("SLURM_MEM_PER_CPU", cores)):
+        memory = (whole(job.get(name), 10**9) or 0) * times
+        if memory >= LEAST_MEMORY_MIB:
+            return memory
+    return None
 
 
 def _ids(parts: list[str]) -> bool:
@@ -223,128 +229,5 @@ def _about_job(job: Mapping[str, str], nodes: int | None, names: tuple[str, ...]
             )
         )
     if nodes is not None and nodes > 2 and nodes % 2:
-        findings.append(_odd(nodes))
+        findings.append(about_odd(nodes))
     return findings
-
-
-def _odd(nodes: int) -> Finding:
-    fitting = [degree for degree in range(2, nodes + 1) if nodes % degree == 0]
-    return note(
-        "nodes-odd",
-        f"{nodes} nodes: with tensor parallelism inside a node, pipelines over 2 nodes leave one idle; "
-        f"pipeline degrees that use all: 1, {', '.join(map(str, fitting[:6]))}",
-        hint=f"or plan for {nodes - 1} nodes: --nodes {nodes - 1}",
-    )
-
-
-# -- nodes ---------------------------------------------------------------------------------------------------------
-
-
-def _from_nodes(text: str, where: str) -> Inventory:
-    """Blocks of ``scontrol show node``; CPU-only nodes are left out."""
-    blocks = re.split(r"^\s*(?=NodeName=)", text, flags=re.MULTILINE)
-    nodes: list[Node] = []
-    findings: list[Finding] = []
-    without = []
-    for block in blocks:
-        facts = dict(_PAIR.findall(block))
-        name = facts.get("NodeName", "")
-        if not name:
-            continue
-        node, about = _node(name, facts, block)
-        if node is None:
-            without.append(name)
-            continue
-        nodes.append(node)
-        findings += about
-    if not nodes:
-        raise InputError(
-            "no node has whole GPUs",
-            where=where,
-            got=listed(without) or "no node",
-            allowed="nodes with Gres=gpu:...",
-            hint="name the nodes of the GPU partition: scontrol show node gpu-[001-016]",
-        )
-    if without:
-        findings.append(
-            note("node-without-gpus", f"{len(without)} nodes without GPUs are left out", where=listed(without))
-        )
-    findings += _about_count(tuple(node.name for node in nodes))
-    usable = sum(node.usable for node in nodes)
-    if usable > 2 and usable % 2:
-        findings.append(_odd(usable))
-    return Inventory(source=NODES_TITLE, nodes=tuple(nodes), findings=tuple(findings))
-
-
-def _resources(value: str) -> Counter[str]:
-    """Whole GPUs by type in ``gpu:h100:8(S:0-1),shard:...`` or ``cpu=2,gres/gpu=8``; MIG profiles under ``mig``."""
-    counts: Counter[str] = Counter()
-    for item in _PARENTHESES.sub("", value).split(","):
-        match = _GRES.match(item.strip())
-        if match is not None:
-            kind = match[1] or ""
-            counts["mig" if _SHARES.search(kind) else kind] += int(match[2])
-    return counts
-
-
-def _node(name: str, facts: Mapping[str, str], block: str) -> tuple[Node | None, list[Finding]]:
-    gres = _resources(facts.get("Gres", "")) or _resources(facts.get("CfgTRES", ""))
-    mig = gres.pop("mig", 0)
-    gpus = sum(gres.values())
-    if not gpus:
-        return None, []
-    held = _resources(facts.get("AllocTRES", ""))
-    # gres/gpu counts every type, gres/gpu:h100 repeats it for one.
-    busy = min(gpus, held.get("", 0) or _used(facts) or sum(held.values()))
-    usable, findings = _state(name, facts.get("State", ""), block)
-    if busy and usable:
-        findings.append(
-            note(
-                "gpus-allocated", f"{busy} of {gpus} GPUs of {name} are allocated now", where=name, hint="the job waits"
-            )
-        )
-    if mig:
-        findings.append(warning("mig-enabled", f"{name} has {mig} MIG instances, which are not counted", where=name))
-    kinds = [kind for kind in gres if kind]
-    if len(kinds) > 1:
-        findings.append(warning("gpus-mixed", f"{name} has several kinds of GPU: {', '.join(kinds)}", where=name))
-    memory = whole(facts.get("RealMemory"), 10**9)
-    if memory is not None and memory < _LEAST_MEMORY_MIB:
-        findings.append(
-            note("memory-not-set", f"RealMemory={memory} MiB of {name} is a default, not its memory", where=name)
-        )
-        memory = None
-    sockets, per_socket = whole(facts.get("Sockets"), 1024), whole(facts.get("CoresPerSocket"), 4096)
-    node = Node(
-        name=name,
-        gpus=gpus,
-        busy_gpus=busy,
-        product=kinds[0] if len(kinds) == 1 else None,
-        host_memory_mib=memory,
-        cores=sockets * per_socket if sockets and per_socket else None,
-        usable=usable,
-    )
-    return node, findings
-
-
-def _used(facts: Mapping[str, str]) -> int:
-    """``GresUsed`` of ``scontrol show node -d``."""
-    return sum(_resources(facts.get("GresUsed", "")).values())
-
-
-def _state(name: str, state: str, block: str) -> tuple[bool, list[Finding]]:
-    """Whether jobs start on a node in this state (MIXED+DRAIN, IDLE*, DOWN~)."""
-    flags = set(re.split(r"[+\s]", state.rstrip("*~#!%$@^-").upper()))
-    bad = sorted(flags & _UNUSABLE) + (["not responding"] if "*" in state else [])
-    if not bad:
-        return True, []
-    reason = re.search(r"\bReason=(.*?)(?:\s*\[[^\]]*\])?\s*$", block, re.MULTILINE)
-    because = f" ({shown(reason[1])[1:-1]})" if reason and reason[1] else ""
-    return False, [
-        warning(
-            "node-unusable",
-            f"{name} is {state}: no job starts there{because}, so it is not counted",
-            where=name,
-            hint=f"when it is repaired: scontrol update nodename={name} state=resume",
-        )
-    ]

@@ -1,181 +1,85 @@
-"""Reads ``nvidia-smi --query-gpu=... --format=csv`` and ``nvidia-smi -L``: which GPUs there are, how large, how busy.
+"""Reads what ``nvidia-smi`` prints about GPUs, in each of its forms: which there are, how large, how busy, how healthy.
 
 Memory is the printed number: names lie about it (``80GB`` has 79.6 GiB, an H100 NVL 93.6, rebuilt cards anything)."""
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
-from collections.abc import Mapping
 
 from planner.errors import InputError
+from planner.machines import smi_query, smi_report
 from planner.machines.inventory import Device, Inventory
-from planner.machines.text import clean, listed, note, span, warning, whole
+from planner.machines.text import clean, listed, note, span, warning
 from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
-TITLE = "nvidia-smi --query-gpu"
-COMMAND = (
-    "nvidia-smi --query-gpu=index,name,memory.total,memory.used,mig.mode.current,pcie.link.width.current,"
-    "pcie.link.width.max --format=csv"
-)
-HINT = f"the full reading needs: {COMMAND}"
 BUSY_MIB = 1024
 """Memory in use above which another program must be running; drivers and monitors take less."""
 FULL_WIDTH = 16
 """PCIe lanes of every data-center card and slot, where the text does not give the card's own."""
-MAX_DEVICES = 100_000
 
-_FIELD = re.compile(r"^([a-z_.]+)\s*(?:\[([A-Za-z%]+)\])?$")
-_ALIASES = {"gpu_name": "name", "gpu_uuid": "uuid", "memory.total": "memory.total"}
-_KNOWN = frozenset(
-    {"index", "name", "uuid", "memory.total", "memory.used", "mig.mode.current", "pcie.link.width.current"}
+_FORMS = (
+    (smi_query.TITLE, smi_query.recognises, smi_query.read),
+    (smi_report.LIST_TITLE, smi_report.is_list, smi_report.read_list),
+    (smi_report.TABLE_TITLE, smi_report.is_table, smi_report.read_table),
+    (smi_report.LOG_TITLE, smi_report.is_log, smi_report.read_log),
+    (smi_query.TITLE, smi_query.recognises_rows, smi_query.read_rows),
 )
-_HOST = re.compile(r"^([A-Za-z0-9][\w.-]*):\s+")
-"""What pdsh, clush and ansible put before each line."""
-_NUMBER = re.compile(r"^([0-9]{1,12})(?:\.[0-9]+)?\s*(MiB|GiB|MB|GB)?$")
-_LISTED = re.compile(r"^GPU ([0-9]{1,5}): (.+?) \(UUID: ")
-_INSTANCE = re.compile(r"^\s+MIG \S+\s+Device")
-_TO_MIB = {"MiB": 1.0, "GiB": 1024.0, "MB": 1e6 / 2**20, "GB": 1e9 / 2**20}
+"""Every form, those with certain marks first."""
+_LOST = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)[^\n]*")
 
 
 def recognises(text: str) -> bool:
-    """Whether a header of the query's field names, or a line of ``-L``, is there."""
-    lines = clean(text).splitlines()
-    return any(_columns(line) is not None or _LISTED.match(_without_host(line)[1]) for line in lines)
+    """Whether one of the forms is there."""
+    plain = clean(text)
+    return any(recognised(plain) for _, recognised, _ in _FORMS)
 
 
-def read(text: str, where: str = TITLE) -> Inventory:
-    """GPUs of one machine (and how many machines, where several were queried at once)."""
-    machines = _listing(text) if _LISTED.search("\n".join(map(_bare, clean(text).splitlines()))) else None
-    machines = machines or _query(text, where)
-    first = machines[0]
-    findings = _about(first)
-    if any(_kinds(other) != _kinds(first) for other in machines[1:]):
-        findings.append(
-            warning("machines-differ", f"the {len(machines)} machines differ in their GPUs; the first is read")
+def read(text: str, where: str = smi_query.TITLE) -> Inventory:
+    """GPUs of one machine (and how many machines, where several were asked at once)."""
+    plain = clean(text)
+    title, reader = next(
+        ((title, reader) for title, recognised, reader in _FORMS if recognised(plain)), (smi_query.TITLE, None)
+    )
+    if reader is None:
+        first = next((line for line in plain.splitlines() if line.strip()), "")
+        raise InputError(
+            "no list of GPUs is found",
+            where=where,
+            got=shown(first) if first else "nothing",
+            allowed="nvidia-smi, nvidia-smi -q, nvidia-smi -L, or nvidia-smi --query-gpu=... --format=csv",
+            hint=smi_query.HINT,
         )
-    unnamed = [device.index for device in first if device.memory_mib is None]
+    machines, told = reader(plain, where)
+    devices = machines[0]
+    findings = [*told, *_unreachable(plain), *_about(devices), *_about_machines(machines)]
+    unnamed = [device.index for device in devices if device.memory_mib is None and not device.failed]
     return Inventory(
-        source=TITLE,
-        devices=tuple(first),
+        source=title,
+        devices=tuple(devices),
         machines=len(machines) if len(machines) > 1 else None,
         findings=tuple(findings),
         unread=(f"memory of GPU {span(unnamed)}",) if unnamed else (),
     )
 
 
-def _bare(line: str) -> str:
-    return _without_host(line)[1]
-
-
-def _without_host(line: str) -> tuple[str, str]:
-    """Host and the rest of a line that a parallel shell has marked."""
-    match = _HOST.match(line)
-    if match is None or (match[1] == "GPU"):
-        return "", line
-    return match[1], line[match.end() :]
-
-
-def _columns(line: str) -> list[tuple[str, str]] | None:
-    """(field, unit) of each column when the line is the header of a query."""
-    fields = [_FIELD.match(cell.strip().lower()) for cell in _bare(line).split(",")]
-    names = [match[1] if match else "" for match in fields]
-    if len(names) < 2 or len(_KNOWN.intersection(_ALIASES.get(name, name) for name in names)) < 2:
-        return None
-    units = [(cell.partition("[")[2].rstrip("] ") if "[" in cell else "") for cell in _bare(line).split(",")]
-    return [(_ALIASES.get(name, name), unit) for name, unit in zip(names, units, strict=True)]
-
-
-def _query(text: str, where: str) -> list[list[Device]]:
-    lines = [line for line in clean(text).splitlines() if line.strip()]
-    start = next((number for number, line in enumerate(lines) if _columns(line) is not None), None)
-    columns = None if start is None else _columns(lines[start])
-    if start is None or columns is None:
-        raise InputError(
-            "no header with field names is found",
-            where=where,
-            got=shown(lines[0]) if lines else "nothing",
-            allowed="the output of --query-gpu with --format=csv, header included",
-            hint=HINT,
+def _unreachable(text: str) -> list[Finding]:
+    """GPUs that the driver knows and leaves out of the list."""
+    return [
+        warning(
+            "gpu-failed",
+            f"{match[0][:150]}: this GPU is not in the list and not counted",
+            hint="look for Xid in dmesg; a reset or a cold start may bring it back",
         )
-    if "name" not in dict(columns) and "memory.total" not in dict(columns):
-        raise InputError("neither name nor memory.total was queried", where=where, got=lines[start][:70], hint=HINT)
-    machines: dict[object, list[Device]] = {}
-    turn = 0
-    for line in lines[start + 1 :]:
-        if _columns(line) is not None:
-            turn += 1
-            continue
-        host, rest = _without_host(line)
-        cells = _cells(rest, columns)
-        if cells is None:
-            continue
-        key = host or turn
-        members = machines.setdefault(key, [])
-        index = whole(cells.get("index"), MAX_DEVICES)
-        if not host and members and index is not None and index <= members[-1].index:
-            turn += 1
-            members = machines.setdefault(turn, [])
-        members.append(_device(cells, len(members) if index is None else index, dict(columns)))
-    found = [members for members in machines.values() if members]
-    if not found:
-        raise InputError("no GPU is listed under the header", where=where, got=lines[start][:70], hint=HINT)
-    return found
+        for match in _LOST.finditer(text)
+    ]
 
 
-def _cells(line: str, columns: list[tuple[str, str]]) -> dict[str, str] | None:
-    """Cells by field; None for lines that are no row (warnings of the driver, prompts)."""
-    try:
-        row = next(csv.reader([line], skipinitialspace=True), [])
-    except csv.Error:
-        return None
-    if len(row) != len(columns):
-        return None
-    return {name: cell.strip() for (name, _), cell in zip(columns, row, strict=True)}
-
-
-def _mib(cell: str | None, unit: str) -> int | None:
-    """Memory in MiB; None for [N/A], [Not Supported], errors and impossible values."""
-    match = _NUMBER.match((cell or "").strip())
-    if match is None:
-        return None
-    value = round(int(match[1]) * _TO_MIB.get(match[2] or unit, 1.0))
-    return value if value <= 100_000_000 else None
-
-
-def _device(cells: Mapping[str, str], index: int, units: Mapping[str, str]) -> Device:
-    name = " ".join(cells.get("name", "").split())
-    total = _mib(cells.get("memory.total"), units.get("memory.total", ""))
-    return Device(
-        index=index,
-        name=name if name and not name.startswith("[") else None,
-        memory_mib=total or None,
-        used_mib=_mib(cells.get("memory.used"), units.get("memory.used", "")),
-        mig=cells.get("mig.mode.current", "").lower() == "enabled",
-        link_width=whole(cells.get("pcie.link.width.current"), 64),
-        full_link_width=whole(cells.get("pcie.link.width.max"), 64),
-    )
-
-
-def _listing(text: str) -> list[list[Device]] | None:
-    """``nvidia-smi -L``: names only."""
-    machines: dict[object, list[Device]] = {}
-    turn = 0
-    for line in clean(text).splitlines():
-        host, rest = _without_host(line)
-        match = _LISTED.match(rest)
-        members = machines.setdefault(host or turn, [])
-        if match is not None:
-            if not host and members and int(match[1]) <= members[-1].index:
-                turn += 1
-                members = machines.setdefault(turn, [])
-            members.append(Device(index=int(match[1]), name=" ".join(match[2].split())))
-        elif _INSTANCE.match(rest) and members:
-            last = members[-1]
-            members[-1] = Device(index=last.index, name=last.name, mig=True)
-    return [members for members in machines.values() if members] or None
+def _about_machines(machines: list[list[Device]]) -> list[Finding]:
+    if all(_kinds(other) == _kinds(machines[0]) for other in machines[1:]):
+        return []
+    return [warning("machines-differ", f"the {len(machines)} machines differ in their GPUs; the first is read")]
 
 
 def _kinds(devices: list[Device]) -> Counter[tuple[str | None, int | None]]:
@@ -206,6 +110,12 @@ def _about(devices: list[Device]) -> list[Finding]:
                     hint="check slot and riser; the width is that of the moment, ask again under load",
                 )
             )
+    return [*findings, *_about_parts(devices), *_about_kinds([device for device in devices if not device.failed])]
+
+
+def _about_parts(devices: list[Device]) -> list[Finding]:
+    """GPUs that do not count."""
+    findings = []
     split = [device.index for device in devices if device.mig]
     if split:
         findings.append(
@@ -216,7 +126,17 @@ def _about(devices: list[Device]) -> list[Finding]:
                 hint=f"to use it whole: nvidia-smi -i {split[0]} -mig 0",
             )
         )
-    return [*findings, *_about_kinds(devices)]
+    failed = [device.index for device in devices if device.failed]
+    if failed:
+        findings.append(
+            warning(
+                "gpu-failed",
+                f"GPU {span(failed)} does not answer the driver and is not counted",
+                where=f"GPU {span(failed)}",
+                hint=f"look for Xid in dmesg; nvidia-smi --gpu-reset -i {failed[0]} or a cold start may bring it back",
+            )
+        )
+    return findings
 
 
 def _about_kinds(devices: list[Device]) -> list[Finding]:

@@ -4,24 +4,19 @@ A value that is the same as the reference system's is left out, so that what was
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-from pydantic import ValidationError
+from dataclasses import replace
 
 from planner.catalog import default_system, load_accelerator, load_system
 from planner.errors import InputError
-from planner.machines import Inventory, Match, compute_nics, domain_of, identify, size_of
+from planner.machines import Inventory, Match, Node, compute_nics, identify, size_of
 from planner.machines.combine import Size
 from planner.machines.products import usable_gib
 from planner.machines.text import listed, note, warning
-from planner.machines.topo import fast_components
 from planner.service.clusters import ClusterFile
+from planner.service.machine_links import put_domain
+from planner.service.machine_values import Facts
 from planner.specs.cluster import Accelerator, System
-from planner.specs.finding import Finding
-from planner.specs.problems import input_error
 from planner.units import BITS_PER_BYTE, GB, GIB, MIB
 
 INSTANCES = {
@@ -44,31 +39,6 @@ Options = ClusterFile
 """What the user states beside the text; it wins over what is read."""
 
 
-@dataclass
-class Facts:
-    """A cluster file in the making."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, str] = field(default_factory=dict)
-    """Field -> what it was read from."""
-    as_reference: list[str] = field(default_factory=list)
-    """What was read and equals the reference system, which fills it in."""
-    findings: list[Finding] = field(default_factory=list)
-
-    def put(self, name: str, value: Any, origin: str) -> None:
-        """Keep a value that is known; the first that is put stays."""
-        if value is not None and name not in self.values:
-            self.values[name] = value
-            self.origins[name] = origin
-
-    def file(self) -> ClusterFile:
-        """The content, checked; InputError where a number is beyond what a cluster file takes."""
-        try:
-            return ClusterFile.model_validate(self.values, strict=True)
-        except ValidationError as problem:
-            raise input_error(problem, "cluster file", ClusterFile.model_fields) from problem
-
-
 def fill(facts: Facts, inventory: Inventory, options: Options) -> None:
     """Put in the cluster that the inventory describes; InputError where accelerator or number of nodes cannot be known.
 
@@ -81,10 +51,10 @@ def fill(facts: Facts, inventory: Inventory, options: Options) -> None:
     if stated is not None:
         inventory = _of_kind(inventory, stated, facts)
     size = _size(inventory, options, _chosen_count(inventory, stated), facts)
-    kinds = _kinds(inventory, size)
+    kinds = _kinds(inventory, size, facts)
     accelerator = _named(inventory, kinds, facts) if stated is None else _stated(stated, kinds, facts)
     system = _system(size, accelerator, facts)
-    _domain(inventory, size, accelerator, system, facts)
+    put_domain(inventory, size, accelerator, system, facts)
     _network(inventory, size, system, facts)
     _host(inventory, size, facts)
 
@@ -93,18 +63,21 @@ def fill(facts: Facts, inventory: Inventory, options: Options) -> None:
 
 
 def _some_whole(inventory: Inventory) -> None:
-    if inventory.devices and all(device.mig for device in inventory.devices):
+    if not inventory.devices or any(device.whole for device in inventory.devices):
+        return
+    if all(device.mig for device in inventory.devices):
         raise InputError(
             "every GPU is split into MIG instances, which cannot train together",
             where=inventory.source,
             hint="switch MIG off on the GPUs of the job: nvidia-smi -i 0 -mig 0",
         )
+    raise InputError("no GPU of the machine can be used", where=inventory.source, hint="the findings say why")
 
 
 def _of_kind(inventory: Inventory, accelerator: Accelerator, facts: Facts) -> Inventory:
     """Only the nodes that have the stated accelerator, where any names it."""
-    fitting = [node for node in inventory.nodes if _means(node.product or "", accelerator, node.memory_mib)]
-    others = [node for node in inventory.nodes if node.product and node not in fitting]
+    fitting = [node for node in inventory.nodes if _means(_product(node), accelerator, node.memory_mib)]
+    others = [node for node in inventory.nodes if _product(node) and node not in fitting]
     if not fitting or not others:
         return inventory
     facts.findings.append(
@@ -120,14 +93,40 @@ def _chosen_count(inventory: Inventory, stated: Accelerator | None) -> int | Non
     return next((count for name, count in inventory.alternatives if _means(name, stated)), None)
 
 
-def _kinds(inventory: Inventory, size: Size) -> list[tuple[str, int | None]]:
+def _product(node: Node) -> str:
+    """The node's GPU; that of the cloud's machine type where no label names it or its variant."""
+    system = INSTANCES.get((node.instance or "").lower())
+    if system is None:
+        return node.product or ""
+    built = load_system(system).accelerator
+    if not node.product:
+        return built
+    try:
+        match = identify(node.product, node.memory_mib)
+    except InputError:
+        return node.product
+    open_to_choice = any(finding.id == "variant-assumed" for finding in match.findings)
+    same = built.partition("-")[0] == match.accelerator.id.partition("-")[0]
+    return built if open_to_choice and same else node.product
+
+
+def _kinds(inventory: Inventory, size: Size, facts: Facts) -> list[tuple[str, int | None]]:
     """(name, MiB) of every kind of whole GPU, from the driver, else from the nodes that count, else the scheduler."""
-    devices = [device for device in inventory.devices if device.name and not device.mig]
+    devices = [device for device in inventory.devices if device.name and device.whole]
     if devices:
         return list(dict.fromkeys((device.name or "", device.memory_mib) for device in devices))
-    nodes = [node for node in size.members if node.product]
-    if nodes:
-        return list(dict.fromkeys((node.product or "", node.memory_mib) for node in nodes))
+    named = [(_product(node), node.memory_mib) for node in size.members]
+    if any(name for name, _ in named):
+        silent = [node.name for node in size.members if not _product(node)]
+        if silent:
+            facts.findings.append(
+                warning(
+                    "gpu-not-named",
+                    f"{len(silent)} of {len(named)} nodes do not name their GPU and are taken to be like the others",
+                    where=listed(silent),
+                )
+            )
+        return list(dict.fromkeys((name, memory) for name, memory in named if name))
     return [(inventory.product, None)] if inventory.product else []
 
 
@@ -145,7 +144,9 @@ def _named(inventory: Inventory, kinds: Sequence[tuple[str, int | None]], facts:
             "the text does not name the GPU",
             where=inventory.source,
             allowed="an accelerator of `planner gpus`",
-            hint="add --gpu h100, or --with a file of `nvidia-smi --query-gpu=name,memory.total --format=csv`",
+            hint="add --gpu NAME (`planner gpus`), or --with a file of `rocm-smi --showproductname --showmeminfo vram`"
+            if inventory.source.startswith(("rocm", "amd"))
+            else "add --gpu h100, or --with a file of `nvidia-smi --query-gpu=name,memory.total --format=csv`",
         )
     matches, unknown = [], None
     for name, memory in kinds:
@@ -156,6 +157,14 @@ def _named(inventory: Inventory, kinds: Sequence[tuple[str, int | None]], facts:
     facts.findings += [finding for match in matches for finding in match.findings]
     if unknown is not None:
         raise unknown
+    makers = {match.accelerator.vendor for match in matches}
+    if len(makers) > 1:
+        raise InputError(
+            f"no job spans GPUs of {' and '.join(sorted(makers))}",
+            where=inventory.source,
+            got=", ".join(dict.fromkeys(name for name, _ in kinds))[:200],
+            hint="--gpu plans with the nodes of one kind",
+        )
     chosen = min(matches, key=lambda match: (_rate(match.accelerator), _usable(match)))
     names = ", ".join(f"{name}" + (f", {memory} MiB" if memory else "") for name, memory in kinds)
     facts.put("gpu", chosen.accelerator.id, names[:100])
@@ -254,51 +263,21 @@ def _system(size: Size, accelerator: Accelerator, facts: Facts) -> System:
     return default_system(accelerator.id)
 
 
-def _domain(inventory: Inventory, size: Size, accelerator: Accelerator, system: System, facts: Facts) -> None:
-    """GPUs of a fast-link domain where it is not what the reference system says."""
-    per_node = facts.values.get("gpus_per_node", system.gpus_per_node)
-    spanning, told = domain_of(size.members, per_node)
-    if spanning is not None and told is not None:
-        facts.findings.append(told)
-        if spanning != system.domain_gpus:
-            facts.put("domain_gpus", spanning, "nodes of one NVLink domain")
-        return
-    links = inventory.links
-    if links is None or len(links.matrix) < 2:
-        return
-    islands = fast_components(links.matrix)
-    linked = len(islands) < len(links.matrix)
-    topology = accelerator.fabric.topology
-    if topology == "pcie":
-        if linked:
-            facts.findings.append(
-                note(
-                    "bridges-not-priced",
-                    f"NVLink bridges of {accelerator.id} are not priced: plans count PCIe everywhere, bridged "
-                    "pairs are faster",
-                )
-            )
-        return
-    if not linked and topology != "none":
-        facts.findings.append(
-            warning(
-                "fast-links-missing",
-                f"{accelerator.id} has {accelerator.fabric.kind}, but no pair uses it here: every group is planned "
-                "over the network cards",
-                hint="check the fabric manager (systemctl status nvidia-fabricmanager), or whether a VM hides it",
-            )
-        )
-    if len(islands) > 1:
-        joined = math.gcd(*(len(island) for island in islands))
-        facts.put("domain_gpus", min(joined, per_node), "islands of fast links")
-
-
 def _network(inventory: Inventory, size: Size, system: System, facts: Facts) -> None:
     """Cards that carry the job and their rate; the reference's where they are the same."""
     cards = compute_nics(inventory.nics)
     known_type = facts.values.get("system") == system.id
     count = len(cards) or (min((node.nics for node in size.members if node.nics), default=0) if known_type else 0)
     rate = max((card.gbps for card in cards if card.gbps is not None), default=None)
+    if inventory.nics and not cards:
+        facts.findings.append(
+            warning(
+                "no-network",
+                f"none of {len(inventory.nics)} ports is up: what is planned is the network of {system.id}, not "
+                "what is there now",
+                hint="check cables and subnet manager; --nics N --nic-gbps RATE plans with others",
+            )
+        )
     if not count and rate is None:
         return
     known = system.nic_bytes_per_s * BITS_PER_BYTE / GB

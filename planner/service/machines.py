@@ -17,7 +17,8 @@ from planner.machines.slurm import from_environment
 from planner.machines.text import MAX_TEXT_BYTES, decode
 from planner.service.clusters import ClusterFile, resolve_file
 from planner.service.inputs import checked_float, checked_int, checked_text
-from planner.service.machine_facts import Facts, fill
+from planner.service.machine_facts import fill
+from planner.service.machine_values import Facts
 from planner.service.outputs import check_target, write_file
 from planner.specs.finding import Finding
 from planner.specs.plan import Assumption

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_stated_gpu_with_the_smallest_memory(cli: Cli) -> None:
     ("arguments", "told"),
     [
         (("from-topo", "topo_8xh100_10nic.txt"), "does not name the GPU"),
-        (("from-topo", "smi_8xh100.csv"), "this looks like nvidia-smi --query-gpu"),
+        (("from-topo", "smi_8xh100.csv"), "this looks like nvidia-smi"),
         (("from-topo", "no-such-file"), "no such file"),
         (("from-smi", "k8s_node.json"), "planner cluster read"),
         (("from-kubernetes", "k8s_mig_single.yaml"), "no node can be given to a job"),
@@ -300,3 +301,82 @@ def test_machine_types_of_clouds_are_systems(cli: Cli, system: str, tmp_path: Pa
     file.write_text(f"system: {system}\nnodes: 1\n", encoding="utf-8")
     result = cli("estimate", "--cluster", str(file), "--model", "llama-3.1-8b", "--json")
     assert result.code in (0, 3), result.out
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "cluster", "told"),
+    [
+        ("topo_16xv100_dgx2.txt", "v100", {"gpus_per_node": 16, "domain_gpus": 16}, None),
+        ("topo_8xh800.txt", "h800", {"gpus_per_node": 8}, None),
+        ("topo_8xh800.txt", "h100", {"gpus_per_node": 8}, "8 NVLinks here, h100-sxm-80gb has 18: links are up to 2.2"),
+        ("topo_4xh100_links_down.txt", "h100", {"gpus_per_node": 4}, "15 NVLinks here, h100-sxm-80gb has 18"),
+        ("topo_4xh100_links_down.txt", "a100", {"gpus_per_node": 4}, "18 NVLinks here, a100-sxm-80gb has 12"),
+        ("topo_4xa100_mesh.txt", "a100", {"gpus_per_node": 4}, None),
+        ("topo_8xv100_cube_mesh.txt", "v100", {"gpus_per_node": 8}, None),
+        ("smi_nvlink_down.txt", "h100", {"gpus_per_node": 4}, "15 NVLinks here, h100-sxm-80gb has 18"),
+    ],
+)
+def test_links_are_those_of_the_gpu(cli: Cli, name: str, gpu: str, cluster: dict[str, int], told: str | None) -> None:
+    """All 16 GPUs of a DGX-2 are one domain; a GPU with other links than its kind has is told."""
+    document = cli("cluster", "read", sample(name), "--gpu", gpu, "--json").document
+    assert {key: document["cluster"].get(key) for key in ("gpus_per_node", "domain_gpus")} == {
+        "domain_gpus": None,
+        **cluster,
+    }
+    found = [finding["message"] for finding in document["findings"] if finding["id"] == "nvlink-count"]
+    assert len(found) == (told is not None)
+    assert told is None or told in found[0]
+
+
+def test_makers_are_not_mixed(cli: Cli, tmp_path: Path) -> None:
+    """NVIDIA and AMD GPUs share no job; --gpu plans with the nodes of one; a node that names none is told."""
+    block = "NodeName=n{} Gres=gpu:{}8 State=IDLE\n"
+    nodes = tmp_path / "nodes.txt"
+    nodes.write_text("".join(block.format(i, kind) for i, kind in enumerate(("h100:", "mi300x:", ""), start=1)))
+    refused = cli("cluster", "read", str(nodes))
+    assert refused.code == 2
+    assert "no job spans GPUs of amd and nvidia" in refused.err
+    document = cli("cluster", "read", str(nodes), "--gpu", "mi300x", "--json").document
+    assert (document["cluster"]["gpu"], document["cluster"]["nodes"]) == ("mi300x", 2)
+    (silent,) = [finding for finding in document["findings"] if finding["id"] == "gpu-not-named"]
+    assert silent["where"] == "n3"
+
+
+@pytest.mark.parametrize(
+    ("labels", "gpu"),
+    [
+        ({"node.kubernetes.io/instance-type": "Standard_ND96isr_H100_v5"}, "h100-sxm-80gb"),
+        (
+            {"node.kubernetes.io/instance-type": "p4d.24xlarge", "k8s.amazonaws.com/accelerator": "nvidia-tesla-a100"},
+            "a100-sxm-40gb",
+        ),
+    ],
+)
+def test_machine_types_name_the_gpu(cli: Cli, tmp_path: Path, labels: dict[str, str], gpu: str) -> None:
+    """Where no label does, or it leaves the variant open."""
+    status = {"capacity": {"nvidia.com/gpu": "8"}}
+    node = tmp_path / "node.json"
+    node.write_text(json.dumps({"kind": "Node", "metadata": {"name": "n", "labels": labels}, "status": status}))
+    document = cli("cluster", "read", str(node), "--json").document
+    assert document["cluster"]["gpu"] == gpu
+    assert "variant-assumed" not in {finding["id"] for finding in document["findings"]}
+
+
+def test_a_network_that_is_down(cli: Cli, tmp_path: Path) -> None:
+    """No port is up: the reference's network is planned, and it is said that it is not there."""
+    ports = tmp_path / "ibstat.txt"
+    ports.write_text(text("ibstat_8xh100.txt").replace("State: Active", "State: Initializing"))
+    document = cli("cluster", "read", sample("smi_8xh100.csv"), str(ports), "--json").document
+    assert "nics_per_node" not in document["cluster"]
+    assert "no-network" in {finding["id"] for finding in document["findings"]}
+
+
+def test_nodes_with_several_kinds_are_not_taken_for_one(cli: Cli, tmp_path: Path) -> None:
+    """A node with two kinds of GPU is refused, or left out where --gpu names one."""
+    nodes = tmp_path / "nodes.txt"
+    nodes.write_text("NodeName=n1 Gres=gpu:h100:4 State=IDLE\nNodeName=n2 Gres=gpu:h100:2,gpu:a100:2 State=IDLE\n")
+    refused = cli("cluster", "from-slurm", str(nodes))
+    assert refused.code == 2
+    assert "h100 + a100" in refused.err
+    document = cli("cluster", "from-slurm", str(nodes), "--gpu", "h100", "--json").document
+    assert (document["cluster"]["nodes"], document["cluster"]["gpus_per_node"]) == (1, 4)

@@ -15,7 +15,8 @@ from planner.machines import SOURCES, Inventory, combine, compute_nics, identify
 from planner.machines.hostlist import MAX_HOSTS, expand, holes
 from planner.machines.text import clean, decode
 from planner.service.clusters import ClusterFile, resolve_file
-from planner.service.machine_facts import Facts, fill
+from planner.service.machine_facts import fill
+from planner.service.machine_values import Facts
 from tests.machines import SAMPLES
 
 TEXTS = {path.name: path.read_bytes().decode() for path in sorted(SAMPLES.iterdir())}

@@ -62,9 +62,18 @@ def test_other_words_for_unknown(noise: str) -> None:
 
 
 def test_without_header() -> None:
-    """``noheader`` loses which column is which: the command to run is given."""
-    with pytest.raises(InputError, match="no header with field names") as problem:
-        read_machines("0, NVIDIA H100 80GB HBM3, 81559 MiB\n", source="smi")
+    """``noheader`` loses which column is which: names show themselves, and a number counts where such a GPU has so much
+    memory."""
+    units = read_machines("0, NVIDIA H100 80GB HBM3, 81559 MiB, 3 MiB\n1, NVIDIA H100 80GB HBM3, 81559 MiB, 3 MiB\n")
+    assert [(device.index, device.memory_mib) for device in units.devices] == [(0, 81559), (1, 81559)]
+    assert "no header says" in message(units, "columns-assumed")
+    bare = read_machines("Tesla V100-SXM2-32GB, 7, 32510\n" * 4)
+    assert [(device.index, device.memory_mib) for device in bare.devices] == [(i, 32510) for i in range(4)]
+    used = read_machines("NVIDIA H200, 512 MiB\n")
+    assert used.devices[0].memory_mib is None
+    assert used.unread == ("memory of GPU 0",)
+    with pytest.raises(InputError, match="no list of GPUs") as problem:
+        read_machines("a, b, c\n", source="smi")
     assert "--query-gpu=index,name,memory.total" in str(problem.value)
 
 
@@ -131,6 +140,12 @@ def test_two_ports_of_one_card() -> None:
     inventory = read("ibstat_roce_dual_port.txt")
     assert [nic.name for nic in compute_nics(inventory.nics)] == ["bnxt_re0:1", "bnxt_re0:2"]
     assert "nic-ethernet" in ids(inventory)
+
+
+def test_a_quoted_list_of_ports() -> None:
+    """Mail puts > before lines and takes their indents away."""
+    quoted = "\n".join(f">> {line.strip()}" for line in text("ibstat_8xh100.txt").splitlines())
+    assert read_machines(quoted).nics == read("ibstat_8xh100.txt").nics
 
 
 def test_ibstat_without_cards_is_refused() -> None:

@@ -41,6 +41,9 @@ PRINTED = [
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "rtx-pro-6000-blackwell"),
     ("AMD Instinct MI300X OAM", 196592, "mi300x"),
     ("AMD Instinct MI250X", 65520, "mi250x"),
+    ("AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2", 65520, "mi250x"),
+    ("Aldebaran/MI200 [Instinct MI250X/MI250]", 65520, "mi250x"),
+    ("74b5", 196288, "mi300x"),
 ]
 
 

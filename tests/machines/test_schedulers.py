@@ -81,6 +81,10 @@ def test_variables_that_disagree() -> None:
         ({"SLURM_GPUS_ON_NODE": "4"}, None, 4),
         ({"SLURM_JOB_GPUS": "0-3"}, None, 4),
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS": "h200:16"}, "h200", 8),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_TASK": "h100:2", "SLURM_NTASKS_PER_NODE": "4"}, "h100", 8),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_TASK": "1", "SLURM_TASKS_PER_NODE": "4(x2)"}, None, 4),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TRES_PER_TASK": "cpu=6,gres/gpu:a100=1", "SLURM_NTASKS": "8"}, "a100", 4),
+        ({"SLURM_GPUS_ON_NODE": "8", "SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "4"}, None, 8),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -88,6 +92,21 @@ def test_ways_to_ask_for_gpus(variables: dict[str, str], product: str | None, co
     """Every variable that carries GPUs is understood."""
     inventory = from_environment(variables)
     assert (inventory.product, inventory.gpus_per_node) == (product, count)
+
+
+@pytest.mark.parametrize(
+    ("variables", "mib"),
+    [
+        ({"SLURM_MEM_PER_NODE": "491520", "SLURM_MEM_PER_CPU": "1", "SLURM_CPUS_ON_NODE": "64"}, 491520),
+        ({"SLURM_MEM_PER_CPU": "8000", "SLURM_CPUS_ON_NODE": "64"}, 512000),
+        ({"SLURM_MEM_PER_GPU": "120000"}, 480000),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+    ],
+    ids=str,
+)
+def test_ways_to_ask_for_memory(variables: dict[str, str], mib: int | None) -> None:
+    """By node, core or GPU; 0 is all of the node, whose size is not said."""
+    assert from_environment({"SLURM_GPUS_ON_NODE": "4", **variables}).host_memory_mib == mib
 
 
 @pytest.mark.parametrize(
@@ -298,3 +317,77 @@ def test_ray() -> None:
     assert (inventory.node_count, inventory.gpus_per_node, inventory.product) == (4, 8, "H100")
     assert "nvlink_domain_7f" in message(inventory, "nvlink-domains")
     assert "memory" in inventory.unread
+
+
+def test_sinfo() -> None:
+    """A node comes once for each partition; short states and marks count as their long forms."""
+    inventory = read("slurm_sinfo.txt", "slurm")
+    assert [node.name for node in inventory.nodes if node.usable] == ["gpu01", "gpu02", "gpu06"]
+    assert {(node.gpus, node.product, node.host_memory_mib) for node in inventory.nodes} == {(8, "h100", 2063000)}
+    assert "gpu06 is resv" in message(inventory, "node-reserved")
+    shell = "[me@login ~]$ sinfo -N\nNODELIST GRES STATE\nn1 gpu:a100:8 idle\n[me@login ~]$\n"
+    assert [node.name for node in read_machines(shell).nodes] == ["n1"]
+    assert "states-not-shown" in ids(read_machines("NODELIST GRES\ngpu[01-04] gpu:a100:8\n"))
+    with pytest.raises(InputError, match="which nodes have GPUs") as problem:
+        read_machines("PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ngpu* up infinite 2 idle n[1-2]\n")
+    assert "sinfo -N -o" in str(problem.value)
+    with pytest.raises(InputError, match="columns of the header"):
+        read_machines("NODELIST GRES STATE\ngpu01 gpu:8\n")
+
+
+def test_nodes_in_maintenance_and_of_slices() -> None:
+    """Both spellings of a maintenance state; a node of MIG slices is no hole in the numbering."""
+    block = "NodeName=n{} Gres={} State={} \n"
+    kinds = [("gpu:h100:8", "IDLE"), ("gpu:h100:8", "IDLE+MAINTENANCE+RESERVED"), ("gpu:1g.10gb:56", "IDLE")]
+    inventory = read_machines("".join(block.format(i, *kind) for i, kind in enumerate([*kinds, kinds[0]], start=1)))
+    assert [(node.name, node.usable) for node in inventory.nodes] == [("n1", True), ("n2", False), ("n4", True)]
+    assert "n3 has 56 MIG instances" in message(inventory, "mig-enabled")
+    assert "node-missing" not in ids(inventory)
+    unnamed = read_machines("NodeName=n1 Gres=gpu:(null):4 State=IDLE\n")
+    assert (unnamed.nodes[0].gpus, unnamed.nodes[0].product) == (4, None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "product"),
+    [
+        ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "A100-SXM4-40GB"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"}, "H100-SXM5-80GB"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-l4"}, "nvidia-l4"),
+        ({"k8s.amazonaws.com/accelerator": "nvidia-tesla-v100"}, "nvidia-tesla-v100"),
+        ({"gpu.nvidia.com/model": "H100_NVLINK_80GB"}, "H100_NVLINK_80GB"),
+        ({"beta.amd.com/gpu.device-id.74b5": "8"}, "74b5"),
+    ],
+)
+def test_labels_that_name_the_gpu(labels: dict[str, str], product: str) -> None:
+    """Google's names stand for one variant each; AMD's older labeller has the device id in the label's name."""
+    node = {
+        "kind": "Node",
+        "metadata": {"name": "n", "labels": labels},
+        "status": {"capacity": {"nvidia.com/gpu": "8"}},
+    }
+    assert read_machines(json.dumps(node)).nodes[0].product == product
+
+
+def test_slurm_as_json() -> None:
+    """``scontrol show node --json``: states are lists, cores are those of a socket."""
+    node: dict[str, Any] = {
+        "name": "g1",
+        "gres": "gpu:h100:4(S:0-1)",
+        "gres_used": "gpu:h100:1(IDX:0)",
+        "state": ["MIXED"],
+    }
+    node |= {"real_memory": 524288, "sockets": 2, "cores": 16, "cpus": 32, "tres": "cpu=32,gres/gpu=4", "reason": ""}
+    down = {**node, "name": "g2", "state": ["IDLE", "DRAIN"], "reason": "ECC errors"}
+    plain = {"name": "c1", "gres": "", "state": ["IDLE"], "real_memory": 1}
+    inventory = read_machines(json.dumps({"nodes": [node, down, plain], "meta": {}, "errors": []}))
+    assert inventory.source == "scontrol show node --json"
+    (first, second) = inventory.nodes
+    assert (first.gpus, first.busy_gpus, first.product) == (4, 1, "h100")
+    assert (first.host_memory_mib, first.cores) == (524288, 32)
+    assert not second.usable
+    assert "IDLE+DRAIN: no job starts there (ECC errors)" in message(inventory, "node-unusable")
+
+
+def test_host_lists_of_several_lines_are_recognised() -> None:
+    """One list a line, as files of them have it."""
+    assert len(read_machines("node001\nnode[002-004]\nlogin,gpu[1-2]\n").nodes) == 7
