@@ -393,6 +393,22 @@ class Backend(ABC):
         other.__dict__["recompute_kinds"] = lambda model, job: kinds
         return other
 
+    def with_offloads(self, *choices: OffloadChoice) -> Self:
+        """The same framework offering exactly these ways to offload."""
+        other = copy.copy(self)
+        other.__dict__["offloads"] = choices
+        return other
+
+    def with_stages(self, pp: int, vpp: int, layers: tuple[int, ...]) -> Self:
+        """The same framework with the layers of the virtual stages settled for ``pp`` stages of ``vpp`` chunks."""
+        other = copy.copy(self)
+        asked = (pp, vpp)
+        other.__dict__["layouts"] = lambda model, p, v: "fixed" if (p, v) == asked else self.layouts(model, p, v)
+        other.__dict__["default_layout"] = lambda model, p, v: (
+            layers if (p, v) == asked else self.default_layout(model, p, v)
+        )
+        return other
+
     def broken_rules(self, context: RuleContext) -> list[tuple[Rule, BoolArray]]:
         """Each rule with the mask of candidates that break it, in the order of ``rules``."""
         return [(rule, np.logical_not(rule.holds(context))) for rule in self.rules]

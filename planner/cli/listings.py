@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from planner.cli.console import Justify, stdout, table
-from planner.units import BITS_PER_BYTE, GB, GIB, TERA, count
+from planner.units import BITS_PER_BYTE, GB, GIB, TERA, count, counted
 
 Row = Mapping[str, Any]
 
@@ -114,18 +114,21 @@ def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
         ("ZeRO", "left"),
         ("recompute", "left"),
         ("offload", "left"),
-        ("formats", "left"),
     ]
-    console.print(table(headers, [_expressed(row) for row in rows]))
+    console.print(table(headers, [_expressed(row) for row in rows], tight=True))
     console.print(
         Text(
             "uneven: the layers of each pipeline stage can be chosen; HSDP: states sharded over part of the replicas; "
-            "hpZ: a second, nearer shard of the weights; offload: O optimizer, W weights too, disk NVMe.",
+            "hpZ: a second, nearer shard of the weights; recompute: F full, S selective; "
+            "offload: O optimizer, W weights too, disk NVMe.",
             style="dim",
         )
     )
     for row in rows:
-        console.print(Text(f"{row['id']}: {row['title']}, {row['versions']}, {len(row['rules'])} rules"))
+        formats = ", ".join(row["expresses"]["precisions"])
+        console.print(
+            Text(f"{row['id']}: {row['title']}, {row['versions']}; {formats}; {counted(len(row['rules']), 'rule')}")
+        )
     if not rules:
         console.print(Text("`planner backends --rules` lists the rules.", style="cyan"))
         return
@@ -138,14 +141,13 @@ def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
 
 def _expressed(row: Row) -> list[str]:
     features = row["expresses"]
-    modes = [mode for mode in ("full", "selective") if mode in row["recompute"]]
+    modes = [mark for mark, mode in (("F", "full"), ("S", "selective")) if mode in row["recompute"]]
     return [
         row["id"],
         *("y" if features[name] else "-" for _, name in _FEATURES),
         " ".join(map(str, row["zero_stages"])),
         " ".join(modes) or "-",
         _offload(row["offload"]),
-        " ".join(features["precisions"]),
     ]
 
 

@@ -4,7 +4,7 @@ Rules, estimate and search are those of plans; only what the file says different
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.params import total_params
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.reading import Configuration
-from planner.service.advice import improvements
+from planner.service.advice import improvements, lacking
 from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
 from planner.service.configurations import load_configuration
@@ -26,6 +26,7 @@ from planner.service.models import PARAMS_TOLERANCE, resolve_model
 from planner.service.profiles import context_of, profile_assumption, profile_for
 from planner.service.requests import ClusterInput, JobInput, Progress
 from planner.service.searching import search_backends
+from planner.service.spelling import spelt
 from planner.specs.check import CheckFinding, CheckReport, Improvement
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
@@ -34,6 +35,7 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption, Plan, Request
 from planner.specs.profile import Profile
+from planner.specs.strategy import Strategy
 from planner.units import count, counted, gib
 from planner.version import __version__
 
@@ -62,7 +64,8 @@ class Checked:
     """A configuration with everything that could be worked out about it."""
 
     configuration: Configuration
-    files: tuple[str, ...]
+    texts: Mapping[str, str]
+    """The files by name."""
     findings: list[Finding] = field(default_factory=list)
     assumptions: list[Assumption] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -73,6 +76,17 @@ class Checked:
     context: CostContext | None = None
     """With the backend as the file runs it."""
     plan: Plan | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(sorted(self.texts))
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """What the file says as a strategy, also where the framework refuses it."""
+        if self.context is None or self.completed is None or self.completed.batch is None:
+            return None
+        return to_strategy(self.completed.batch, 0, self.context.recompute_kinds, self.completed.job)
 
     @property
     def legal(self) -> bool:
@@ -96,20 +110,33 @@ def check(asked: CheckRequest, progress: Progress | None = None) -> CheckReport:
     found = examine(asked)
     changes: tuple[Improvement, ...] = ()
     suggested: Plan | None = None
-    if found.context is not None and found.completed is not None and found.completed.batch is not None and asked.advise:
-        if progress:
-            progress("trying single changes")
-        strategy = to_strategy(found.completed.batch, 0, found.context.recompute_kinds, found.completed.job)
-        changes = improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
-        known = {finding.id for finding in found.findings}
-        told = lints(found.context, strategy, found.plan, changes)
-        found.findings += [finding for finding in told if finding.id not in known]
+    if asked.advise:
+        changes = advise(found, progress)
     if found.plan is not None and found.context is not None:
         found.findings += _about_fit(found.context, found.plan)
     stuck = asked.advise and found.plan is not None and not found.plan.estimate.fits and not changes
     if asked.suggest or stuck:
         suggested = _suggested(found, progress)
     return report(found, changes, suggested)
+
+
+def advise(found: Checked, progress: Progress | None = None) -> tuple[Improvement, ...]:
+    """The single changes that help, in the framework's words too; what they and the estimate show joins the
+    findings."""
+    strategy, request = found.strategy, found.request
+    if strategy is None or request is None or found.context is None:
+        return ()
+    if progress:
+        progress("trying single changes")
+    changes = improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
+    known = {finding.id for finding in found.findings}
+    told = lints(found.context, strategy, found.plan, changes)
+    found.findings += [finding for finding in told if finding.id not in known]
+    own = lacking(found.context).values()
+    return tuple(
+        change.model_copy(update={"settings": spelt(request, found.texts, strategy, change.plan, own)})
+        for change in changes
+    )
 
 
 def _about_fit(context: CostContext, plan: Plan) -> list[Finding]:
@@ -158,13 +185,21 @@ def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan 
         plan=found.plan,
         improvements=tuple(changes),
         suggested=suggested,
+        suggested_settings=_in_its_words(found, suggested),
     )
+
+
+def _in_its_words(found: Checked, suggested: Plan | None) -> tuple[str, ...]:
+    """What to write for a plan, which has the settings that plans have, too."""
+    if suggested is None or found.strategy is None or found.request is None or found.context is None:
+        return ()
+    return (*spelt(found.request, found.texts, found.strategy, suggested), *lacking(found.context).values())
 
 
 def examine(asked: CheckRequest) -> Checked:
     """Reads the configuration, completes it, and puts it to the rules and the cost model."""
-    configuration, files = load_configuration(asked.paths, asked.reader)
-    found = Checked(configuration, files, findings=list(configuration.findings))
+    configuration, texts = load_configuration(asked.paths, asked.reader)
+    found = Checked(configuration, texts, findings=list(configuration.findings))
     found.model = _model(asked, found)
     found.cluster = _cluster(asked, found)
     if found.model is None or found.cluster is None:
@@ -176,7 +211,7 @@ def examine(asked: CheckRequest) -> Checked:
     if job is None:
         return found
     completed = found.completed = complete(configuration, found.model, found.cluster, job, asked.recompute)
-    found.findings += completed.findings
+    found.findings = _joined(found.findings, completed.findings)
     found.assumptions += completed.assumptions
     request = found.request
     if completed.batch is None or request is None:
@@ -191,6 +226,22 @@ def examine(asked: CheckRequest) -> Checked:
     found.findings += [finding for finding in broken if finding.id not in known]
     _price(found, context, priced=not broken and not completed.findings)
     return found
+
+
+def _joined(read: Sequence[Finding], completed: Sequence[Finding]) -> list[Finding]:
+    """Findings of the file and of its completion; where both say that the batch does not divide, the one that knows the
+    replicas, at the file's place."""
+    known = {finding.id: finding for finding in read}
+    file_only = known.get("batch-mismatch")
+    if file_only is None or not any(finding.id == "batch-algebra" for finding in completed):
+        return [*read, *completed]
+    placed = [
+        replace(each, where=file_only.where, hint=f"{file_only.hint}; or {each.hint}")
+        if each.id == "batch-algebra"
+        else each
+        for each in completed
+    ]
+    return [*(each for each in read if each is not file_only), *placed]
 
 
 def _price(found: Checked, context: CostContext, *, priced: bool) -> None:

@@ -21,11 +21,25 @@ MUCH_TRAFFIC = 0.3
 """Share of the step that one kind of communication costs beyond what it hides."""
 
 
+TRAFFIC = {
+    "tensor-parallel traffic": "lower tp, or keep its ranks on faster links",
+    "expert-parallel traffic": "lower ep, or keep its ranks on faster links",
+    "parameter and gradient traffic": "more tokens for the same traffic (larger micro-batch, accumulation or global "
+    "batch), or a lower ZeRO stage where it fits",
+}
+"""Part of the step -> what shrinks it."""
+NOT_NEEDED = ("recompute-not-needed", "sharding-not-needed", "offload-not-needed")
+"""Findings that say what a single change says: they cost what the estimate has in it already."""
+
+
 def lints(context: CostContext, strategy: Strategy, plan: Plan | None, changes: Sequence[Improvement]) -> list[Finding]:
     """Findings of a strategy, its estimate and what single changes bring."""
     found = [*_from_degrees(context, strategy), *_from_estimate(strategy, plan)]
-    # Several changes may say the same; the best of them stands first.
-    return [*found, *{finding.id: finding for finding in reversed(_from_changes(strategy, changes))}.values()]
+    # Several changes may say the same; the best of them stands first and is kept.
+    kept: dict[str, Finding] = {}
+    for finding in _from_changes(strategy, changes):
+        kept.setdefault(finding.id, finding)
+    return [*found, *kept.values()]
 
 
 def _from_degrees(context: CostContext, strategy: Strategy) -> list[Finding]:
@@ -91,7 +105,7 @@ def _from_estimate(strategy: Strategy, plan: Plan | None) -> list[Finding]:
                 hint=f"at least {4 * strategy.pp} micro-batches: a smaller micro-batch, a larger batch or fewer stages",
             )
         )
-    for name in ("tensor-parallel traffic", "expert-parallel traffic", "parameter and gradient traffic"):
+    for name, hint in TRAFFIC.items():
         share = parts.get(name, 0.0) / step
         if share > MUCH_TRAFFIC:
             found.append(
@@ -99,7 +113,7 @@ def _from_estimate(strategy: Strategy, plan: Plan | None) -> list[Finding]:
                     id="much-traffic",
                     severity="warning",
                     message=f"{percent(share)} of the step is {name}",
-                    hint="the changes below say what would shrink it",
+                    hint=hint,
                 )
             )
     return found
