@@ -153,6 +153,9 @@ def _best(context: CostContext, pins: Mapping[str, Pin]) -> Plan | None:
         outcome = search(Problem(context, pins), top=0, explain=False)
     except InputError:
         return None
+    if outcome.interrupted:
+        # Of many small searches none is the answer: Ctrl-C ends all of them.
+        raise KeyboardInterrupt
     if outcome.best is None:
         return None
     row = outcome.best

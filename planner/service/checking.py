@@ -20,7 +20,7 @@ from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
 from planner.service.configurations import load_configuration
 from planner.service.fit import ABOUT_FIT, fewest_gpus, misfit
-from planner.service.jobs import resolve_job
+from planner.service.jobs import resolve_job, supported_precisions
 from planner.service.lints import lints
 from planner.service.models import PARAMS_TOLERANCE, resolve_model
 from planner.service.profiles import context_of, profile_assumption, profile_for
@@ -330,12 +330,17 @@ def _job(asked: CheckRequest, found: Checked, model: ModelSpec, cluster: Cluster
     batch = given.global_batch
     if batch is None:
         batch = read.global_batch if read.global_batch is not None else _implied_batch(read, cluster)
+    precision = given.precision or read.precision
+    able = supported_precisions(cluster.accelerator)
+    if given.precision is None and precision is not None and precision not in able:
+        found.findings.append(_without_units(precision, cluster.accelerator.id, able))
+        precision = able[0]
     resolved = resolve_job(
         replace(
             given,
             seq_len=given.seq_len if given.seq_len is not None else read.seq_len,
             global_batch=batch,
-            precision=given.precision or read.precision,
+            precision=precision,
             loss=read.loss or given.loss,
             flash_attention=given.flash_attention and read.flash_attention is not False,
         ),
@@ -346,6 +351,19 @@ def _job(asked: CheckRequest, found: Checked, model: ModelSpec, cluster: Cluster
     found.warnings += resolved.warnings
     job = resolved.job
     return job if read.task is None else job.model_copy(update={"task": read.task})
+
+
+def _without_units(precision: str, accelerator: str, able: Sequence[str]) -> Finding:
+    """A number format that the machines cannot multiply in; the rest is said of the format to take instead."""
+    return Finding(
+        id="precision-without-units",
+        severity="error",
+        message=f"the file trains in {precision}, for which {accelerator} has no matrix units: it is refused, or "
+        f"emulated many times slower; what follows is for {able[0]}",
+        got=precision,
+        allowed=", ".join(able),
+        hint=f"switch {precision} off and {able[0]} on",
+    )
 
 
 def _implied_batch(read: Configuration, cluster: Cluster) -> int | None:
@@ -383,8 +401,11 @@ def _suggested(found: Checked, progress: Progress | None) -> Plan | None:
         return None
     name = get_backend(found.configuration.backend).name
     try:
-        return search_backends(request, (name,), 1, None, progress).best
+        searched = search_backends(request, (name,), 1, None, progress)
     except InfeasibleError as problem:
         changes = problem.details.get("relaxations") or ([problem.hint] if problem.hint else [])
         found.warnings.append("; ".join([problem.message, *changes]))
         return None
+    if searched.interrupted:
+        raise KeyboardInterrupt
+    return searched.best

@@ -123,8 +123,11 @@ def _levers(context: CostContext, plan: Plan, peak: Peak) -> Iterator[str]:
         return
     logits = peak.rest.get("logits and loss", 0.0)
     activations = peak.rest.get("activations", 0.0)
+    short = plan.estimate.peak_memory_range_bytes[1] - limit
     if peak.states >= activations + logits:
         yield _about_states(context, s)
+        if s.recompute.mode != "full" and activations > short:
+            yield f"or recompute: activations take {gib(activations)}"
     elif logits >= activations:
         yield "a chunked or fused cross entropy, a smaller micro-batch or shorter sequences shrink the logits"
     else:
@@ -134,14 +137,26 @@ def _levers(context: CostContext, plan: Plan, peak: Peak) -> Iterator[str]:
 
 
 def _about_states(context: CostContext, s: Strategy) -> str:
-    """What makes weights, gradients and optimizer smaller: the next sharding stage, where there is one to take."""
+    """What makes weights, gradients and optimizer smaller, as far as the framework can: further sharding, offload."""
     shards = {1: "the optimizer", 2: "the gradients", 3: "the weights"}
-    last = max(stage for stage in context.backend.zero_stages)
+    last = max((stage for stage in context.backend.zero_stages if _can_shard(context, s, stage)), default=s.zero_stage)
     further = [shards[stage] for stage in range(s.zero_stage + 1, last + 1)]
-    levers = [f"shard {' and '.join(further)}, too (ZeRO {last})"] if further and s.dp * s.cp > 1 and s.pp == 1 else []
-    if s.offload.device == "none":
+    levers = [f"shard {' and '.join(further)}, too (ZeRO {last})"] if further else []
+    if s.offload.device == "none" and any(s.zero_stage in choice.zero_stages for choice in context.backend.offloads):
         levers.append("offload the optimizer")
-    return ", ".join([*levers, "or take more GPUs"]) if levers else "take more GPUs"
+    more = "take more GPUs" if s.zero_stage else "split the model over more GPUs (tp or pp)"
+    return ", ".join([*levers, f"or {more}"]) if levers else more
+
+
+def _can_shard(context: CostContext, s: Strategy, stage: int) -> bool:
+    """Whether a higher stage shards something here and the framework takes it with these degrees."""
+    if stage <= s.zero_stage or s.dp * s.cp == 1:
+        return False
+    degrees = context.backend.shard_degrees(context.cluster, s.tp, s.cp, s.dp, stage)
+    changed = s.model_copy(update={"zero_stage": stage, "shard_degree": degrees[0], "secondary_shard_degree": None})
+    row = from_strategy(changed, context.recompute_kinds)
+    facts = RuleContext(context.model, context.cluster, context.job, row, context.recompute_kinds)
+    return not any(broken[0] for _, broken in context.backend.broken_rules(facts))
 
 
 def _host(context: CostContext, plan: Plan) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from planner.search.engine import feasible
+from planner.search.outcome import Outcome
 from tests.cli.conftest import Cli
 
 ZERO3: dict[str, Any] = {
@@ -263,3 +265,17 @@ def test_standard_input(zero3: Callable[..., str]) -> None:
 def test_names_of_frameworks_are_not_broken(cli: Cli) -> None:
     """They are what people type."""
     assert "\naccelerate-deepspeed " in cli("backends").out
+
+
+# --- Ctrl-C
+
+
+def test_one_interrupt_ends_the_check(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that Ctrl-C ended gives no finding and no advice: nothing is printed as if it were the whole answer."""
+    found = Outcome("feasible", None, interrupted=True)
+    with monkeypatch.context() as patched:
+        patched.setattr("planner.service.advice.search", lambda *_, **__: found)
+        assert cli("check", megatron(tmp_path), "--gpu", "h100").code == 130
+    monkeypatch.setattr("planner.search.engine._Run.search", lambda _: found)
+    with pytest.raises(KeyboardInterrupt):
+        feasible(None)  # type: ignore[arg-type]
