@@ -86,16 +86,25 @@ def _head(console: Console, report: CheckReport) -> None:
     files = ", ".join(report.files)
     console.print(Text(f"{files}: {report.format}", style="bold"))
     verdicts = [("legal", "green") if report.legal else ("NOT LEGAL", "bold red")]
-    if report.fits is not None:
-        verdicts.append(("fits", "green") if report.fits else ("DOES NOT FIT", "bold red"))
-    else:
-        verdicts.append(("not priced", "yellow"))
+    verdicts.append(_fits(report))
     line = Text("  ")
     for index, (word, style) in enumerate(verdicts):
         line.append(", " if index else "").append(word, style=style)
     console.print(line)
     if report.plan is not None:
         indented(console, strategy_text(report.plan))
+
+
+def _fits(report: CheckReport) -> tuple[str, str]:
+    """Whether it fits, and its colour; what exceeds the limit only with the usual error of an estimate may fit."""
+    if report.plan is None or report.fits is None:
+        return "not priced", "yellow"
+    if report.fits:
+        return "fits", "green"
+    estimate = report.plan.estimate
+    on_the_gpu = estimate.peak_memory_bytes <= estimate.memory_limit_bytes < estimate.peak_memory_range_bytes[1]
+    only_close = on_the_gpu and not any(finding.id == "host-memory" for finding in report.findings)
+    return ("MAY NOT FIT", "bold yellow") if only_close else ("DOES NOT FIT", "bold red")
 
 
 def _findings(console: Console, report: CheckReport) -> None:

@@ -279,3 +279,45 @@ def test_one_interrupt_ends_the_check(cli: Cli, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("planner.search.engine._Run.search", lambda _: found)
     with pytest.raises(KeyboardInterrupt):
         feasible(None)  # type: ignore[arg-type]
+
+
+# --- Verdicts
+
+
+def test_a_format_without_matrix_units_is_a_finding(cli: Cli, zero3: Callable[..., str]) -> None:
+    """hiyouga/LlamaFactory#2931: V100 has no bf16; that is said beside everything else, priced as fp16."""
+    v100 = ("--model", "llama-2-7b", "--gpu", "v100-sxm2-32gb", "--gpus", "8", "--seq-len", "1024")
+    result = cli("check", zero3(), *v100, "--recompute", "full", "--json")
+    assert result.code == 3
+    told = next(each for each in result.document["findings"] if each["id"] == "precision-without-units")
+    assert told["allowed"] == "fp16, fp32"
+    assert result.document["plan"]["strategy"]["precision"] == "fp16"
+    after = cli("check", zero3(bf16={"enabled": False}, fp16={"enabled": True}), *v100, "--json")
+    assert "precision-without-units" not in ids(after.document["findings"])
+
+
+def test_what_only_the_range_exceeds_may_fit(cli: Cli, zero3: Callable[..., str]) -> None:
+    """InternLM/InternLM#22 ran what the upper end of the range puts beyond the GPU: the word says how sure it is."""
+    asked = ("--gpu", "a100", "--gpus", "8", "--seq-len", "2048", "--recompute", "full")
+    for model, verdict in (("llama-2-7b", ", fits"), ("llama-2-70b", "DOES NOT FIT")):
+        assert verdict in cli("check", zero3(), "--model", model, *asked, "--no-advise").out
+
+    def check_of(micro: int) -> Any:
+        path = zero3(train_micro_batch_size_per_gpu=micro)
+        return cli("check", path, "--model", "llama-2-7b", *asked, "--no-advise", "--json").document
+
+    close = next(micro for micro in range(1, 200) if not check_of(micro)["fits"])
+    estimate = check_of(close)["plan"]["estimate"]
+    assert estimate["peak_memory_bytes"] <= estimate["memory_limit_bytes"] < estimate["peak_memory_range_bytes"][1]
+    path = zero3(train_micro_batch_size_per_gpu=close)
+    assert "MAY NOT FIT" in cli("check", path, "--model", "llama-2-7b", *asked, "--no-advise").out
+
+
+def test_memory_levers_are_the_frameworks(cli: Cli, tmp_path: Path) -> None:
+    """Megatron-LM shards the optimizer with pipeline stages, too; nothing is said of what it cannot do."""
+    whole = ("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather", "--no-rope-fusion")
+    path = megatron(tmp_path, ("parallel-size 8 --micro", "parallel-size 2 --micro"), whole)
+    document = cli("check", path, "--gpu", "h100", "--no-advise", "--json").document
+    told = next(each for each in document["findings"] if each["id"] == "gpu-memory")
+    assert told["hint"].startswith("shard the optimizer, too (ZeRO 1)")
+    assert "offload" not in told["hint"]
