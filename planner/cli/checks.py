@@ -210,6 +210,8 @@ def _next(report: CheckReport) -> str:
         return "give what is missing above, then the file is priced too"
     if not report.fits:
         return _next_of_misfit(report)
+    if report.suggested_settings:
+        return f"write the settings of the best plan, or `planner suggest --backend {report.backend} --out FOLDER` does"
     if report.improvements and report.suggested is None:
         return "take one of the changes above; --suggest searches for the best plan"
     return "`planner render --from FILE --to FRAMEWORK` writes it for another framework"

@@ -173,8 +173,13 @@ def render(
 
     service.check_output(out, launcher)
     if (plan is None) == (not source):
+        named = [str(path) for path in (plan, *(source or ())) if path is not None]
         raise InputError(
-            "there must be one thing to render", where="PLAN.json, --from", hint="give a plan.json, or --from FILE"
+            "there must be one thing to render",
+            where="PLAN.json, --from",
+            got=", ".join(named) or "nothing",
+            allowed="a plan.json, or the files of one configuration",
+            hint="each file of a configuration needs its own --from" if named else "give a plan.json, or --from FILE",
         )
     if plan is not None:
         done = service.convert_document(service.load_plan(plan), target)

@@ -128,15 +128,15 @@ def advise(found: Checked, progress: Progress | None = None) -> tuple[Improvemen
         return ()
     if progress:
         progress("trying single changes")
-    changes = improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
+    own = lacking(found.context).values()
+    changes = tuple(
+        change.model_copy(update={"settings": spelt(request, found.texts, strategy, change.plan, own)})
+        for change in improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
+    )
     known = {finding.id for finding in found.findings}
     told = lints(found.context, strategy, found.plan, changes)
     found.findings += [finding for finding in told if finding.id not in known]
-    own = lacking(found.context).values()
-    return tuple(
-        change.model_copy(update={"settings": spelt(request, found.texts, strategy, change.plan, own)})
-        for change in changes
-    )
+    return changes
 
 
 def _about_fit(context: CostContext, plan: Plan) -> list[Finding]:
