@@ -113,7 +113,7 @@ def check(asked: CheckRequest, progress: Progress | None = None) -> CheckReport:
     if asked.advise:
         changes = advise(found, progress)
     if found.plan is not None and found.context is not None:
-        found.findings += _about_fit(found.context, found.plan)
+        found.findings += _about_fit(found.context, found.plan, changes)
     stuck = asked.advise and found.plan is not None and not found.plan.estimate.fits and not changes
     if asked.suggest or stuck:
         suggested = _suggested(found, progress)
@@ -139,7 +139,7 @@ def advise(found: Checked, progress: Progress | None = None) -> tuple[Improvemen
     return changes
 
 
-def _about_fit(context: CostContext, plan: Plan) -> list[Finding]:
+def _about_fit(context: CostContext, plan: Plan, changes: Sequence[Improvement]) -> list[Finding]:
     """What is short, and on how many GPUs nothing would be."""
     short = misfit(context, plan)
     enough = fewest_gpus(context, plan.strategy) if short and plan.strategy.zero_stage > 0 else None
@@ -151,7 +151,8 @@ def _about_fit(context: CostContext, plan: Plan) -> list[Finding]:
         severity="note",
         message=f"with more replicas the same settings fit on {enough.gpus} GPUs ({counted(enough.nodes, 'node')}): "
         f"{gib(needed)} of {gib(limit)}, global batch {enough.global_batch}",
-        hint=f"--gpus {enough.gpus}, or one of the changes below on the {context.cluster.gpus} GPUs",
+        hint=f"--gpus {enough.gpus}"
+        + (f", or one of the changes below on the {context.cluster.gpus} GPUs" if changes else ""),
     )
     return [*short, more]
 
