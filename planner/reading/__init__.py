@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 
 from planner.errors import InputError
@@ -16,6 +17,8 @@ from planner.reading.huggingface.recipes import RecipeReader
 from planner.reading.megatron.bridge import MegatronBridgeOverrides
 from planner.reading.megatron.reader import MegatronArguments, MegatronDump
 from planner.reading.nanotron.reader import NanotronReader
+from planner.reading.texts.lenient_json import parse_lenient
+from planner.reading.texts.yaml_lines import load_yaml
 from planner.reading.torchtitan.reader import TorchtitanReader
 
 __all__ = ["READERS", "Configuration", "Files", "Reader", "StatedStrategy", "read_configuration"]
@@ -50,6 +53,7 @@ def read_configuration(files: Files, *, reader: str | None = None) -> Configurat
             return candidate.read(files)
     if not any(text.strip() for text in files.values()):
         raise InputError("there is nothing in it", where=", ".join(sorted(files)), hint="name another file")
+    _check_syntax(files)
     raise InputError(
         "this is no training configuration that can be read",
         where=", ".join(sorted(files)),
@@ -57,6 +61,20 @@ def read_configuration(files: Files, *, reader: str | None = None) -> Configurat
         allowed="; ".join(candidate.title for candidate in READERS),
         hint="name the format with --format if it is one of these",
     )
+
+
+def _check_syntax(files: Files) -> None:
+    """A file that is malformed for what its name says is that, before it is no configuration."""
+    for name in sorted(files):
+        if name.endswith((".yaml", ".yml")):
+            load_yaml(name, files[name])
+        elif name.endswith((".json", ".jsonc")):
+            parse_lenient(files[name], where=name)
+        elif name.endswith(".toml"):
+            try:
+                tomllib.loads(files[name])
+            except tomllib.TOMLDecodeError as problem:
+                raise InputError(f"this is not TOML: {problem}", where=name, hint="check the line named") from problem
 
 
 def _check_one(files: Files, chosen: Reader, *, named: bool) -> None:

@@ -133,6 +133,8 @@ def _levers(context: CostContext, plan: Plan, peak: Peak) -> Iterator[str]:
     else:
         levers = ["a smaller micro-batch"] if s.micro_batch > 1 else ["shorter sequences or context parallelism"]
         levers = [*(["recomputation"] if s.recompute.mode != "full" else []), *levers]
+        if s.tp > 1 and not s.sequence_parallel and True in context.backend.sequence_parallel_choices:
+            levers = ["sequence parallelism", *levers]
         yield f"activations are the largest part: {', '.join(levers)}; more GPUs shard the states only"
 
 

@@ -253,6 +253,24 @@ def test_an_empty_file_is_called_so(cli: Cli, tmp_path: Path) -> None:
     assert "there is nothing in it" in cli("check", str(path)).err
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("job.yaml", "parallelism:\n  dp: 1\n   tp: 2\n", "this is not YAML"),
+        ("ds.json", '{"stages": [1, 2}', "ds.json:1"),
+        ("job.toml", "[model]\nname = = 3\n", "this is not TOML"),
+    ],
+)
+def test_a_malformed_file_is_called_so(cli: Cli, tmp_path: Path, name: str, text: str, said: str) -> None:
+    """With the line, instead of a list of formats of which it is none."""
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    result = cli("check", str(path))
+    assert result.code == 2
+    assert said in result.err
+    assert "no training configuration" not in result.err
+
+
 def test_standard_input(zero3: Callable[..., str]) -> None:
     """A configuration may come through a pipe."""
     command = [sys.executable, "-m", "planner", "check", "-", "--json"]
@@ -321,3 +339,16 @@ def test_memory_levers_are_the_frameworks(cli: Cli, tmp_path: Path) -> None:
     told = next(each for each in document["findings"] if each["id"] == "gpu-memory")
     assert told["hint"].startswith("shard the optimizer, too (ZeRO 1)")
     assert "offload" not in told["hint"]
+
+
+def test_sequence_parallelism_is_the_first_lever(cli: Cli, tmp_path: Path) -> None:
+    """NVIDIA/Megatron-LM#1031: the activations that did not fit were those that every rank repeated."""
+    path = megatron(
+        tmp_path,
+        ("--seq-length 4096 --max-position-embeddings 4096", "--seq-length 8192 --max-position-embeddings 8192"),
+        ("parallel-size 8 --micro", "parallel-size 2 --micro"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \\", "\\"),
+    )
+    document = cli("check", path, "--gpu", "h100", "--no-advise", "--json").document
+    told = next(each for each in document["findings"] if each["id"] == "gpu-memory")
+    assert told["hint"].startswith("activations are the largest part: sequence parallelism, recomputation")
