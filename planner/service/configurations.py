@@ -22,7 +22,7 @@ def load_configuration(paths: Sequence[Path], reader: str | None = None) -> tupl
         one_of(reader, "--format", [known.name for known in READERS])
     files: dict[str, str] = {}
     for path in paths:
-        for name, text in (_folder(path) if path.is_dir() else _file(path)).items():
+        for name, text in _texts(path).items():
             if files.setdefault(name, text) != text:
                 raise InputError(
                     f"two of the files are called {name}",
@@ -35,10 +35,17 @@ def load_configuration(paths: Sequence[Path], reader: str | None = None) -> tupl
     return read_configuration(files, reader=reader), files
 
 
-def _file(path: Path) -> dict[str, str]:
+def _texts(path: Path) -> dict[str, str]:
+    """Name -> text of a file, of the files of a folder, or of standard input."""
     if path == STDIN:
         return {"standard-input": read_text(PIPE, "standard input")}
-    return {path.name: read_text(path, str(path))}
+    try:
+        return _folder(path) if path.is_dir() else {path.name: read_text(path, str(path))}
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise InputError(
+            f"this cannot be read: {reason}", where=shown(str(path)), hint="check path and permissions"
+        ) from problem
 
 
 def _about(path: Path) -> bool:

@@ -271,6 +271,20 @@ def test_a_malformed_file_is_called_so(cli: Cli, tmp_path: Path, name: str, text
     assert "no training configuration" not in result.err
 
 
+def test_paths_that_the_system_refuses(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name too long, a folder that may not be listed: bad input, not our bug."""
+    assert cli("check", "a" * 5000).code == 2
+    assert cli("render", "--from", "a" * 5000).code == 2
+
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    refused = cli("check", str(tmp_path))
+    assert refused.code == 2
+    assert "Permission denied" in refused.err
+
+
 def test_standard_input(zero3: Callable[..., str]) -> None:
     """A configuration may come through a pipe."""
     command = [sys.executable, "-m", "planner", "check", "-", "--json"]
