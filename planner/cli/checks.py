@@ -103,7 +103,7 @@ def _fits(report: CheckReport) -> tuple[str, str]:
         return "fits", "green"
     estimate = report.plan.estimate
     on_the_gpu = estimate.peak_memory_bytes <= estimate.memory_limit_bytes < estimate.peak_memory_range_bytes[1]
-    only_close = on_the_gpu and not any(finding.id == "host-memory" for finding in report.findings)
+    only_close = on_the_gpu and not any(finding.id in ("host-memory", "load-memory") for finding in report.findings)
     return ("MAY NOT FIT", "bold yellow") if only_close else ("DOES NOT FIT", "bold red")
 
 

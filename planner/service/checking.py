@@ -19,7 +19,7 @@ from planner.service.advice import improvements, lacking
 from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
 from planner.service.configurations import load_configuration
-from planner.service.fit import ABOUT_FIT, fewest_gpus, misfit
+from planner.service.fit import ABOUT_FIT, fewest_gpus, loading, misfit
 from planner.service.jobs import resolve_job, supported_precisions
 from planner.service.lints import lints
 from planner.service.models import PARAMS_TOLERANCE, resolve_model
@@ -27,6 +27,7 @@ from planner.service.profiles import context_of, profile_assumption, profile_for
 from planner.service.requests import ClusterInput, JobInput, Progress
 from planner.service.searching import search_backends
 from planner.service.spelling import spelt
+from planner.specs.batch import StrategyBatch
 from planner.specs.check import CheckFinding, CheckReport, Improvement
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
@@ -93,6 +94,12 @@ class Checked:
         return not any(finding.severity == "error" and finding.id not in ABOUT_FIT for finding in self.findings)
 
     @property
+    def fits(self) -> bool | None:
+        if self.plan is None:
+            return None
+        return self.plan.estimate.fits and not any(finding.id in ABOUT_FIT for finding in self.findings)
+
+    @property
     def request(self) -> Request | None:
         if self.model is None or self.cluster is None or self.completed is None:
             return None
@@ -114,6 +121,8 @@ def check(asked: CheckRequest, progress: Progress | None = None) -> CheckReport:
         changes = advise(found, progress)
     if found.plan is not None and found.context is not None:
         found.findings += _about_fit(found.context, found.plan, changes)
+    if found.configuration.whole_copies and found.context is not None:
+        found.findings += loading(found.context)
     stuck = asked.advise and found.plan is not None and not found.plan.estimate.fits and not changes
     if asked.suggest or stuck:
         suggested = _suggested(found, progress)
@@ -166,7 +175,7 @@ def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan 
         format=found.configuration.format,
         backend=found.configuration.backend,
         legal=found.legal,
-        fits=None if found.plan is None else found.plan.estimate.fits,
+        fits=found.fits,
         findings=tuple(
             CheckFinding(
                 id=each.id,
@@ -222,11 +231,18 @@ def examine(asked: CheckRequest) -> Checked:
     context = context_of(request, configuration.backend)
     backend = completed.backend.with_habits(allocator_factor=context.backend.habits.allocator_factor)
     found.context = context = replace(context, backend=backend)
+    found.findings = [_of_no_consequence(each, completed.batch) for each in found.findings]
     broken = _broken_rules(context, completed)
     known = {finding.id for finding in found.findings}
     found.findings += [finding for finding in broken if finding.id not in known]
     _price(found, context, priced=not broken and not completed.findings)
     return found
+
+
+def _of_no_consequence(finding: Finding, batch: StrategyBatch) -> Finding:
+    """A finding about replicas where there is one only is a note."""
+    alone = int(batch.dp[0]) * int(batch.cp[0]) == 1
+    return replace(finding, severity="note") if alone and finding.id == "distributed-optimizer-off" else finding
 
 
 def _joined(read: Sequence[Finding], completed: Sequence[Finding]) -> list[Finding]:

@@ -12,6 +12,7 @@ from planner.backends.base import RuleContext
 from planner.cost.context import HOST_MEMORY_SHARE, CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.evaluate import evaluate
+from planner.cost.params import total_params
 from planner.service.clusters import with_gpus
 from planner.specs.batch import StrategyBatch
 from planner.specs.convert import from_strategy
@@ -20,7 +21,7 @@ from planner.specs.plan import Breakdown, Estimate, Plan
 from planner.specs.strategy import Strategy
 from planner.units import counted, gib
 
-ABOUT_FIT = ("gpu-memory", "host-memory")
+ABOUT_FIT = ("gpu-memory", "host-memory", "load-memory")
 """Ids of the findings that say what does not fit; a configuration can be legal and have them."""
 STATES = ("weights", "gradients", "optimizer")
 WHEN = {"forward and backward": "in forward and backward pass", "optimizer step": "in the optimizer step"}
@@ -177,6 +178,29 @@ def _host(context: CostContext, plan: Plan) -> Iterator[Finding]:
         hint="offload less (the optimizer only, or a share of it), use more nodes, an 8-bit optimizer or LoRA; neither "
         "batch nor sequence length changes it",
     )
+
+
+def loading(context: CostContext) -> list[Finding]:
+    """What is short on the host where every process reads the whole model, in 16 bits at least."""
+    ranks, copy = context.cluster.local_gpus, LOADED_BYTES * total_params(context.model)
+    if ranks * copy <= context.host_memory_limit_bytes:
+        return []
+    return [
+        Finding(
+            id="load-memory",
+            severity="error",
+            message=f"host memory while loading: every process reads the whole model, {gib(ranks * copy)} on a node, "
+            f"{gib(context.host_memory_limit_bytes)} usable of {gib(context.cluster.host_memory_bytes_per_node)}: the "
+            "kernel kills them (exit code -9, no CUDA error)",
+            got=f"{ranks} * {gib(copy)} in 16 bits",
+            hint="let one process load, or each its part: fsdp_cpu_ram_efficient_loading: true with FSDP, "
+            "zero3_init_flag: true with ZeRO-3",
+        )
+    ]
+
+
+LOADED_BYTES = 2
+"""A parameter as checkpoints hold it; loaders that go over fp32 need twice that."""
 
 
 @dataclass(frozen=True)

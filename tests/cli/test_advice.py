@@ -366,3 +366,42 @@ def test_sequence_parallelism_is_the_first_lever(cli: Cli, tmp_path: Path) -> No
     document = cli("check", path, "--gpu", "h100", "--no-advise", "--json").document
     told = next(each for each in document["findings"] if each["id"] == "gpu-memory")
     assert told["hint"].startswith("activations are the largest part: sequence parallelism, recomputation")
+
+
+ACCELERATE = """distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+  fsdp_activation_checkpointing: true
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_cpu_ram_efficient_loading: {efficient}
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+
+
+@pytest.mark.parametrize(("efficient", "gib", "code"), [("false", "256", 3), ("true", "256", 0), ("false", "1024", 0)])
+def test_every_process_loading_the_model(cli: Cli, tmp_path: Path, efficient: str, gib: str, code: int) -> None:
+    """inclusionAI/AReaL#1182: 8 x 64 GB of a 32B model on a node of 256 GB die while loading; one copy does not."""
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(ACCELERATE.format(efficient=efficient), encoding="utf-8")
+    asked = ("--model", "qwen2.5-32b", "--gpu", "h200", "--seq-len", "2048", "--global-batch", "8", "--no-advise")
+    result = cli("check", str(path), *asked, "--host-memory-gib", gib, "--json")
+    assert result.code == code
+    assert result.document["fits"] is (code == 0)
+    told = [each for each in result.document["findings"] if each["id"] == "load-memory"]
+    assert len(told) == (code == 3)
+    if told:
+        assert told[0]["got"] == "8 * 61.0 GiB in 16 bits"
+        assert "fsdp_cpu_ram_efficient_loading: true" in told[0]["hint"]
+
+
+def test_one_replica_makes_no_fuss_of_the_optimizer(cli: Cli, tmp_path: Path) -> None:
+    """Nothing is sharded over one replica, with the distributed optimizer or without it."""
+    whole = (" --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather", " --no-rope-fusion")
+    for nodes, severity in ((8, "note"), (16, "warning")):
+        path = megatron(tmp_path, ("--nnodes 16", f"--nnodes {nodes}"), whole)
+        found = cli("check", path, "--gpu", "h200", "--no-advise", "--json").document["findings"]
+        assert [each["severity"] for each in found if each["id"] == "distributed-optimizer-off"] == [severity]
