@@ -196,6 +196,9 @@ class Habits:
     pipelines_keep_weights: bool = False
     """With pipeline stages, fully sharded weights are gathered once a step and kept, and gradients wait unsharded for
     the last micro-batch (torchtitan's default reshard policy)."""
+    accumulates_unsharded: bool = False
+    """Between the micro-batches of a step the gradients of all parameters wait unsharded (no_sync with sharded states),
+    instead of being reduced layer by layer."""
     offloaded_parameter_bytes: float = 2.0
     """Bytes per parameter that cross the host link when offloaded weights are gathered."""
     overlapped_stages: tuple[int, ...] = (0, 1, 2, 3)

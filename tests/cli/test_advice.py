@@ -405,3 +405,22 @@ def test_one_replica_makes_no_fuss_of_the_optimizer(cli: Cli, tmp_path: Path) ->
         path = megatron(tmp_path, ("--nnodes 16", f"--nnodes {nodes}"), whole)
         found = cli("check", path, "--gpu", "h200", "--no-advise", "--json").document["findings"]
         assert [each["severity"] for each in found if each["id"] == "distributed-optimizer-off"] == [severity]
+
+
+def test_gradients_that_wait_unsharded_are_counted(cli: Cli, tmp_path: Path) -> None:
+    """The Trainer's accumulation over FSDP keeps 2 bytes of every parameter on each GPU, not of two blocks; the setting
+    that is told frees them."""
+    path, arguments = tmp_path / "accelerate.yaml", tmp_path / "training_arguments.json"
+    path.write_text(ACCELERATE.format(efficient="true"), encoding="utf-8")
+    asked = ("--model", "llama-3.1-8b", "--gpu", "a100", "--seq-len", "4096", "--no-advise", "--json")
+
+    def peak(**more: Any) -> float:
+        stated = {"per_device_train_batch_size": 1, "bf16": True, "gradient_accumulation_steps": 8}
+        arguments.write_text(json.dumps(stated | more), encoding="utf-8")
+        document = cli("check", str(path), str(arguments), *asked).document
+        return float(document["plan"]["estimate"]["peak_memory_bytes"])
+
+    waiting = 2 * (8.03e9 - 2 * 8.03e9 / 34)
+    frugal = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    assert peak() - peak(**frugal) == pytest.approx(waiting, rel=0.1)
+    assert peak(gradient_accumulation_steps=1) == pytest.approx(peak(**frugal), rel=1e-6)

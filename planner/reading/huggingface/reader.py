@@ -343,12 +343,12 @@ def _fsdp(
         )
     dp, shard = _groups(sharding, machines, mesh)
     _check_checkpointing(top, sharding, says)
-    if says is not None and (says.grad_accum or 1) > 1 and not says.sync_each_batch and sharding.stage:
+    unsharded = says is not None and (says.grad_accum or 1) > 1 and not says.sync_each_batch and bool(sharding.stage)
+    if unsharded and says is not None:
         says.section.add(
             "unsharded-gradients",
             "warning",
-            "between micro-batches every GPU keeps the gradients of all its parameters unsharded (no_sync), which the "
-            "estimate does not count",
+            "between micro-batches every GPU keeps the gradients of all its parameters unsharded (no_sync)",
             "gradient_accumulation_steps",
             hint='"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": true}}',
         )
@@ -372,6 +372,7 @@ def _fsdp(
             recompute=_either(sharding, says),
             offload=offload,
         ),
+        habits={"accumulates_unsharded": True} if unsharded else {},
     )
 
 
