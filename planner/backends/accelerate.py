@@ -6,7 +6,9 @@ file); what still differs is stated here, with the place in accelerate 1.15 or t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -41,6 +43,10 @@ class AccelerateFsdp(Fsdp):
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
     )
 
+    habit_settings: ClassVar[Mapping[str, str]] = {
+        "accumulates_unsharded": '"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": true}}'
+    }
+
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         """Nothing or every block: neither file names operators or a number of layers of a stage."""
         return (NONE, EVERY_LAYER)
@@ -53,14 +59,19 @@ class AccelerateFsdp(Fsdp):
 
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """The head stays gathered from the forward to the backward pass, an untied embedding is a shard unit of its own
-        that is freed (fsdp_utils.py, fsdp2_prepare_model); gradients wait in the format they are reduced in."""
+        that is freed (fsdp_utils.py, fsdp2_prepare_model); gradients wait in the format they are reduced in: of two
+        blocks, or of everything while no_sync accumulates them (torch _fsdp_param_group.py, post_backward)."""
         buffers = super().buffer_bytes(context)
+        batch = context.batch
+        whole = self.habits.accumulates_unsharded & (batch.zero_stage >= 2)
+        whole = whole & (batch.grad_accum(context.job.global_batch) > 1)
+        waiting = np.where(whole, context.rank_params, GATHERED_BLOCKS * context.layer_params)
         kept = 1.0 if context.model.tied else 0.5
         gathered = buffers.pop("gathered embedding and head")
         return {
             "gathered head": kept * gathered,
             **buffers,
-            "unsharded gradients": context.job.compute_bytes * GATHERED_BLOCKS * context.layer_params,
+            "unsharded gradients": context.job.compute_bytes * waiting,
         }
 
 

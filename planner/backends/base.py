@@ -196,6 +196,9 @@ class Habits:
     pipelines_keep_weights: bool = False
     """With pipeline stages, fully sharded weights are gathered once a step and kept, and gradients wait unsharded for
     the last micro-batch (torchtitan's default reshard policy)."""
+    accumulates_unsharded: bool = False
+    """Between the micro-batches of a step the gradients of all parameters wait unsharded (no_sync with sharded states),
+    instead of being reduced layer by layer."""
     offloaded_parameter_bytes: float = 2.0
     """Bytes per parameter that cross the host link when offloaded weights are gathered."""
     overlapped_stages: tuple[int, ...] = (0, 1, 2, 3)
@@ -391,6 +394,22 @@ class Backend(ABC):
         """The same framework offering exactly these recompute kinds (a published run names its own combination)."""
         other = copy.copy(self)
         other.__dict__["recompute_kinds"] = lambda model, job: kinds
+        return other
+
+    def with_offloads(self, *choices: OffloadChoice) -> Self:
+        """The same framework offering exactly these ways to offload."""
+        other = copy.copy(self)
+        other.__dict__["offloads"] = choices
+        return other
+
+    def with_stages(self, pp: int, vpp: int, layers: tuple[int, ...]) -> Self:
+        """The same framework with the layers of the virtual stages settled for ``pp`` stages of ``vpp`` chunks."""
+        other = copy.copy(self)
+        asked = (pp, vpp)
+        other.__dict__["layouts"] = lambda model, p, v: "fixed" if (p, v) == asked else self.layouts(model, p, v)
+        other.__dict__["default_layout"] = lambda model, p, v: (
+            layers if (p, v) == asked else self.default_layout(model, p, v)
+        )
         return other
 
     def broken_rules(self, context: RuleContext) -> list[tuple[Rule, BoolArray]]:

@@ -13,10 +13,11 @@ from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import stdout
 from planner.cli.output import assumption_lines, bullet, host_line, indented, notes, section, strategy_text
 from planner.specs.check import CheckFinding, CheckReport, Improvement
-from planner.units import counted, duration, gib, percent
+from planner.units import TERA, counted, duration, gib, percent
 
 STYLES = {"error": "red", "warning": "yellow", "note": ""}
 MOST_UNREAD = 12
+MOST_SETTINGS = 12
 
 
 def print_check(report: CheckReport) -> None:
@@ -40,42 +41,70 @@ def print_diagnosis(report: CheckReport) -> None:
         return
     low, high = told.expected_step_time_range_s
     section(console, "Measured against expected")
+    step, tokens = duration(told.measured_step_time_s), told.measured_tokens_per_s
+    reached, peak = told.model_flops_per_s_per_gpu / TERA, told.peak_flops_per_s_per_gpu / TERA
+    indented(console, f"measured {step} a step ({tokens:,.0f} tokens/s of the job)")
     indented(
         console,
-        f"measured {duration(told.measured_step_time_s)} a step ({told.measured_tokens_per_s:,.0f} tokens/s), "
-        f"MFU {percent(told.mfu)}",
+        f"which is MFU {percent(told.mfu)}: {reached:,.1f} of {peak:,.1f} TFLOP/s a GPU ({_precision(report)}, dense; "
+        "model FLOPs with causal attention, without recomputation)",
     )
     indented(
         console,
-        f"expected of it {duration(told.expected_step_time_s)} a step ({duration(low)} to {duration(high)})",
+        f"expected of this file {duration(told.expected_step_time_s)} a step ({duration(low)} to {duration(high)})",
     )
-    verdict = "as expected" if told.as_expected else f"{told.slowdown:,.1f} times the expected time"
+    verdict = "as expected of this file" if told.as_expected else f"{_times(told.slowdown)} the expected time"
     indented(console, verdict, "green" if told.as_expected else "yellow")
     if told.causes:
-        section(console, "First causes to look at, in order")
+        section(console, "What to look at, in order")
         for index, cause in enumerate(told.causes, start=1):
             indented(console, f"{index}. {cause.message} [{cause.id}]")
             if cause.hint:
                 indented(console, f"   {cause.hint}", "dim")
     _improvements(console, report)
     _rest(console, report)
-    console.print(Text("\nNext: correct the first cause and measure again", style="cyan"))
+    console.print(Text(f"\nNext: {_next_of_diagnosis(report)}", style="cyan"))
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.1f} times" if ratio >= 1 else f"{ratio:.2f} times"
+
+
+def _next_of_diagnosis(report: CheckReport) -> str:
+    if report.diagnosis is not None and report.diagnosis.causes:
+        return "correct the first of these and measure again"
+    if report.improvements:
+        return "take one of the changes above; `planner check --suggest` searches for the best plan"
+    return "nothing to correct: no single change makes this configuration faster"
+
+
+def _precision(report: CheckReport) -> str:
+    return "" if report.request is None else report.request.job.precision
 
 
 def _head(console: Console, report: CheckReport) -> None:
     files = ", ".join(report.files)
     console.print(Text(f"{files}: {report.format}", style="bold"))
     verdicts = [("legal", "green") if report.legal else ("NOT LEGAL", "bold red")]
-    if report.fits is not None:
-        verdicts.append(("fits", "green") if report.fits else ("DOES NOT FIT", "bold red"))
-    else:
-        verdicts.append(("not priced", "yellow"))
+    verdicts.append(_fits(report))
     line = Text("  ")
     for index, (word, style) in enumerate(verdicts):
         line.append(", " if index else "").append(word, style=style)
     console.print(line)
     if report.plan is not None:
         indented(console, strategy_text(report.plan))
+
+
+def _fits(report: CheckReport) -> tuple[str, str]:
+    """Whether it fits, and its colour; what exceeds the limit only with the usual error of an estimate may fit."""
+    if report.plan is None or report.fits is None:
+        return "not priced", "yellow"
+    if report.fits:
+        return "fits", "green"
+    estimate = report.plan.estimate
+    on_the_gpu = estimate.peak_memory_bytes <= estimate.memory_limit_bytes < estimate.peak_memory_range_bytes[1]
+    only_close = on_the_gpu and not any(finding.id in ("host-memory", "load-memory") for finding in report.findings)
+    return ("MAY NOT FIT", "bold yellow") if only_close else ("DOES NOT FIT", "bold red")
 
 
 def _findings(console: Console, report: CheckReport) -> None:
@@ -120,9 +149,27 @@ def _estimate(console: Console, report: CheckReport) -> None:
 def _improvements(console: Console, report: CheckReport) -> None:
     if not report.improvements:
         return
-    section(console, "What helps most, each change by itself")
+    section(console, _about_changes(report))
     for change in report.improvements:
         bullet(console, _told(change))
+        _settings(console, change.settings)
+
+
+def _about_changes(report: CheckReport) -> str:
+    if report.plan is None:
+        return "What makes the strategy legal and fits, each change by itself, the fastest first"
+    if not report.plan.estimate.fits:
+        return "What makes it fit, each change by itself, the fastest first"
+    return "What helps most, each change by itself"
+
+
+def _settings(console: Console, settings: tuple[str, ...]) -> None:
+    """The change as the framework's files spell it."""
+    if not settings:
+        return
+    more = len(settings) - MOST_SETTINGS
+    told = [*settings[:MOST_SETTINGS], *([f"and {more} more (--json lists them)"] if more > 0 else [])]
+    indented(console, f"    write: {', '.join(told)}", "dim")
 
 
 def _told(change: Improvement) -> str:
@@ -145,6 +192,7 @@ def _suggested(console: Console, report: CheckReport) -> None:
         gain = 1.0 - plan.estimate.step_time_s / report.plan.estimate.step_time_s
         told += f"; {percent(abs(gain))} {'faster' if gain >= 0 else 'slower'} than the configuration"
     indented(console, told)
+    _settings(console, report.suggested_settings)
 
 
 def _rest(console: Console, report: CheckReport) -> None:
@@ -162,7 +210,11 @@ def _next(report: CheckReport) -> str:
         return "give what is missing above, then the file is priced too"
     if not report.fits:
         return _next_of_misfit(report)
-    return "`planner render --from FILE --to FRAMEWORK` writes it for another framework; --suggest searches further"
+    if report.suggested_settings:
+        return f"write the settings of the best plan, or `planner suggest --backend {report.backend} --out FOLDER` does"
+    if report.improvements and report.suggested is None:
+        return "take one of the changes above; --suggest searches for the best plan"
+    return "`planner render --from FILE --to FRAMEWORK` writes it for another framework"
 
 
 def _next_of_misfit(report: CheckReport) -> str:

@@ -72,7 +72,8 @@ def check(
 ) -> None:
     """Check a configuration of Megatron-LM, DeepSpeed, accelerate, torchtitan or nanotron: legal? fits? fast?
 
-    Exit code 0: legal and fits, 3: the framework would refuse it or it does not fit, 2: it cannot be read.
+    Exit code 0: legal and fits (without --gpu and --cluster: legal), 3: the framework would refuse it or it does not
+    fit, 2: it cannot be read, or something is missing to price it on the machines that were named.
     """
     from planner import service
     from planner.cli import checks, console, problems
@@ -87,6 +88,8 @@ def check(
     problems.print_json(found.to_json_dict()) if as_json else checks.print_check(found)
     if not found.legal or found.fits is False:
         raise typer.Exit(EXIT_NOT_SOUND)
+    if found.fits is None and (gpu is not None or cluster is not None):
+        raise typer.Exit(InputError.exit_code)
 
 
 def diagnose(
@@ -170,8 +173,13 @@ def render(
 
     service.check_output(out, launcher)
     if (plan is None) == (not source):
+        named = [str(path) for path in (plan, *(source or ())) if path is not None]
         raise InputError(
-            "there must be one thing to render", where="PLAN.json, --from", hint="give a plan.json, or --from FILE"
+            "there must be one thing to render",
+            where="PLAN.json, --from",
+            got=", ".join(named) or "nothing",
+            allowed="a plan.json, or the files of one configuration",
+            hint="each file of a configuration needs its own --from" if named else "give a plan.json, or --from FILE",
         )
     if plan is not None:
         done = service.convert_document(service.load_plan(plan), target)

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from planner.cli.console import Justify, stdout, table
-from planner.units import BITS_PER_BYTE, GB, GIB, TERA, count
+from planner.units import BITS_PER_BYTE, GB, GIB, TERA, count, counted
 
 Row = Mapping[str, Any]
 
@@ -108,22 +108,29 @@ def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
     if not rows:
         console.print(NOTHING_FOUND)
         return
-    headers: list[tuple[str, Justify]] = [("framework", "left"), *((title, "left") for title, _ in _FEATURES)]
-    grid = table([*headers, ("ZeRO", "left")], [_expressed(row) for row in rows])
-    grid.columns[0].no_wrap = True
-    console.print(grid)
+    headers: list[tuple[str, Justify]] = [
+        ("framework", "left"),
+        *((title, "left") for title, _ in _FEATURES),
+        ("ZeRO", "left"),
+        ("recompute", "left"),
+        ("offload", "left"),
+    ]
+    console.print(table(headers, [_expressed(row) for row in rows], tight=True))
     console.print(
         Text(
             "uneven: the layers of each pipeline stage can be chosen; HSDP: states sharded over part of the replicas; "
-            "hpZ: a second, nearer shard of the weights.",
+            "hpZ: a second, nearer shard of the weights; recompute: F full, S selective; "
+            "offload: O optimizer, W weights too, disk NVMe.",
             style="dim",
         )
     )
     for row in rows:
-        console.print(Text(f"\n{row['id']}", style="bold"))
-        console.print(Padding(Text(_summary(row)), (0, 0, 0, 2)))
+        formats = ", ".join(row["expresses"]["precisions"])
+        console.print(
+            Text(f"{row['id']}: {row['title']}, {row['versions']}; {formats}; {counted(len(row['rules']), 'rule')}")
+        )
     if not rules:
-        console.print(Text("\n`planner backends --rules` lists the rules.", style="cyan"))
+        console.print(Text("`planner backends --rules` lists the rules.", style="cyan"))
         return
     for row in rows:
         console.print(Text(f"\n{row['title']} {row['versions']}", style="bold"))
@@ -134,25 +141,18 @@ def print_backends(rows: Sequence[Row], *, rules: bool) -> None:
 
 def _expressed(row: Row) -> list[str]:
     features = row["expresses"]
-    marks = ("y" if features[name] else "-" for _, name in _FEATURES)
-    return [row["id"], *marks, " ".join(map(str, row["zero_stages"]))]
-
-
-def _summary(row: Row) -> str:
-    modes = [mode for mode in ("full", "selective") if mode in row["recompute"]]
-    return "; ".join(
-        (
-            f"{row['title']}, {row['versions']}",
-            " ".join(row["expresses"]["precisions"]),
-            f"recompute {' or '.join(modes) or 'none'}",
-            f"offload {_offload(row['offload'])}",
-            f"{len(row['rules'])} rules",
-        )
-    )
+    modes = [mark for mark, mode in (("F", "full"), ("S", "selective")) if mode in row["recompute"]]
+    return [
+        row["id"],
+        *("y" if features[name] else "-" for _, name in _FEATURES),
+        " ".join(map(str, row["zero_stages"])),
+        " ".join(modes) or "-",
+        _offload(row["offload"]),
+    ]
 
 
 def _offload(choices: Sequence[Row]) -> str:
-    """What can leave the GPU, and whether as far as a disk."""
-    marks = {"optimizer": bool(choices), "weights": any(choice["parameters"] != "none" for choice in choices)}
-    to = ", to NVMe, too" if any("nvme" in (choice["optimizer"], choice["parameters"]) for choice in choices) else ""
-    return (" and ".join(mark for mark, there in marks.items() if there) or "nothing") + to
+    """``O W disk``: what can leave the GPU."""
+    marks = {"O": bool(choices), "W": any(choice["parameters"] != "none" for choice in choices)}
+    marks["disk"] = any("nvme" in (choice["optimizer"], choice["parameters"]) for choice in choices)
+    return " ".join(mark for mark, there in marks.items() if there) or "-"

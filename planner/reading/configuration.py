@@ -64,6 +64,8 @@ class Configuration:
     loss: Loss | None = None
     flash_attention: bool | None = None
     task: Task | None = None
+    whole_copies: bool = False
+    """Every process reads the whole model into host memory before it is split or moved to the GPU."""
     strategy: StatedStrategy = StatedStrategy()
     habits: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the backend's habits that the file sets to something else than a plan would."""

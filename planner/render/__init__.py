@@ -24,10 +24,11 @@ from planner.render.launch_hosts import MPIRUN_FILE, SLURM_FILE, mpirun_files, s
 from planner.render.launch_kubernetes import PYTORCHJOB_FILE, TRAINJOB_FILE, kubernetes_command, kubernetes_files
 from planner.render.launch_skypilot import SKYPILOT_FILE, skypilot_files
 from planner.render.readme import readme
+from planner.render.settings import Setting, settings
 from planner.render.text import checked_hosts
 from planner.specs.plan import Plan, PlanDocument
 
-__all__ = ["RENDERED_BACKENDS", "START_COMMANDS", "render_plan", "write_files"]
+__all__ = ["RENDERED_BACKENDS", "START_COMMANDS", "Setting", "plan_settings", "render_plan", "write_files"]
 
 _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "megatron": megatron.build,
@@ -104,6 +105,11 @@ def render_plan(
         document, plan, bundle, get_backend(plan.backend).title, told, [one.start for one in added]
     )
     return files
+
+
+def plan_settings(document: PlanDocument, plan: Plan) -> dict[tuple[str, str], Setting]:
+    """What the framework's own files say for ``plan``, by file and name."""
+    return settings(_BUILDERS[plan.backend](document, plan).files)
 
 
 def _launcher_files(

@@ -50,8 +50,11 @@ def search(
 
 
 def feasible(problem: Problem) -> bool:
-    """Whether some plan fits, found as cheaply as possible."""
-    return _Run(problem, 0, None, None).search().best is not None
+    """Whether some plan fits, found as cheaply as possible; Ctrl-C ends what asked, which needs the whole answer."""
+    outcome = _Run(problem, 0, None, None).search()
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return outcome.best is not None
 
 
 @dataclass

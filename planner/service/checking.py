@@ -4,7 +4,7 @@ Rules, estimate and search are those of plans; only what the file says different
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,17 +15,19 @@ from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.params import total_params
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.reading import Configuration
-from planner.service.advice import improvements
+from planner.service.advice import improvements, lacking
 from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
 from planner.service.configurations import load_configuration
-from planner.service.fit import ABOUT_FIT, fewest_gpus, misfit
-from planner.service.jobs import resolve_job
+from planner.service.fit import ABOUT_FIT, fewest_gpus, loading, misfit
+from planner.service.jobs import resolve_job, supported_precisions
 from planner.service.lints import lints
 from planner.service.models import PARAMS_TOLERANCE, resolve_model
 from planner.service.profiles import context_of, profile_assumption, profile_for
 from planner.service.requests import ClusterInput, JobInput, Progress
 from planner.service.searching import search_backends
+from planner.service.spelling import spelt
+from planner.specs.batch import StrategyBatch
 from planner.specs.check import CheckFinding, CheckReport, Improvement
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
@@ -34,6 +36,7 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption, Plan, Request
 from planner.specs.profile import Profile
+from planner.specs.strategy import Strategy
 from planner.units import count, counted, gib
 from planner.version import __version__
 
@@ -62,7 +65,8 @@ class Checked:
     """A configuration with everything that could be worked out about it."""
 
     configuration: Configuration
-    files: tuple[str, ...]
+    texts: Mapping[str, str]
+    """The files by name."""
     findings: list[Finding] = field(default_factory=list)
     assumptions: list[Assumption] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -75,8 +79,25 @@ class Checked:
     plan: Plan | None = None
 
     @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(sorted(self.texts))
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """What the file says as a strategy, also where the framework refuses it."""
+        if self.context is None or self.completed is None or self.completed.batch is None:
+            return None
+        return to_strategy(self.completed.batch, 0, self.context.recompute_kinds, self.completed.job)
+
+    @property
     def legal(self) -> bool:
         return not any(finding.severity == "error" and finding.id not in ABOUT_FIT for finding in self.findings)
+
+    @property
+    def fits(self) -> bool | None:
+        if self.plan is None:
+            return None
+        return self.plan.estimate.fits and not any(finding.id in ABOUT_FIT for finding in self.findings)
 
     @property
     def request(self) -> Request | None:
@@ -96,23 +117,38 @@ def check(asked: CheckRequest, progress: Progress | None = None) -> CheckReport:
     found = examine(asked)
     changes: tuple[Improvement, ...] = ()
     suggested: Plan | None = None
-    if found.context is not None and found.completed is not None and found.completed.batch is not None and asked.advise:
-        if progress:
-            progress("trying single changes")
-        strategy = to_strategy(found.completed.batch, 0, found.context.recompute_kinds, found.completed.job)
-        changes = improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
-        known = {finding.id for finding in found.findings}
-        told = lints(found.context, strategy, found.plan, changes)
-        found.findings += [finding for finding in told if finding.id not in known]
+    if asked.advise:
+        changes = advise(found, progress)
     if found.plan is not None and found.context is not None:
-        found.findings += _about_fit(found.context, found.plan)
+        found.findings += _about_fit(found.context, found.plan, changes)
+    if found.configuration.whole_copies and found.context is not None:
+        found.findings += loading(found.context)
     stuck = asked.advise and found.plan is not None and not found.plan.estimate.fits and not changes
     if asked.suggest or stuck:
         suggested = _suggested(found, progress)
     return report(found, changes, suggested)
 
 
-def _about_fit(context: CostContext, plan: Plan) -> list[Finding]:
+def advise(found: Checked, progress: Progress | None = None) -> tuple[Improvement, ...]:
+    """The single changes that help, in the framework's words too; what they and the estimate show joins the
+    findings."""
+    strategy, request = found.strategy, found.request
+    if strategy is None or request is None or found.context is None:
+        return ()
+    if progress:
+        progress("trying single changes")
+    own = lacking(found.context).values()
+    changes = tuple(
+        change.model_copy(update={"settings": spelt(request, found.texts, strategy, change.plan, own)})
+        for change in improvements(found.context, strategy, None if found.plan is None else found.plan.estimate)
+    )
+    known = {finding.id for finding in found.findings}
+    told = lints(found.context, strategy, found.plan, changes)
+    found.findings += [finding for finding in told if finding.id not in known]
+    return changes
+
+
+def _about_fit(context: CostContext, plan: Plan, changes: Sequence[Improvement]) -> list[Finding]:
     """What is short, and on how many GPUs nothing would be."""
     short = misfit(context, plan)
     enough = fewest_gpus(context, plan.strategy) if short and plan.strategy.zero_stage > 0 else None
@@ -124,7 +160,8 @@ def _about_fit(context: CostContext, plan: Plan) -> list[Finding]:
         severity="note",
         message=f"with more replicas the same settings fit on {enough.gpus} GPUs ({counted(enough.nodes, 'node')}): "
         f"{gib(needed)} of {gib(limit)}, global batch {enough.global_batch}",
-        hint=f"--gpus {enough.gpus}, or one of the changes below on the {context.cluster.gpus} GPUs",
+        hint=f"--gpus {enough.gpus}"
+        + (f", or one of the changes below on the {context.cluster.gpus} GPUs" if changes else ""),
     )
     return [*short, more]
 
@@ -138,7 +175,7 @@ def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan 
         format=found.configuration.format,
         backend=found.configuration.backend,
         legal=found.legal,
-        fits=None if found.plan is None else found.plan.estimate.fits,
+        fits=found.fits,
         findings=tuple(
             CheckFinding(
                 id=each.id,
@@ -158,13 +195,21 @@ def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan 
         plan=found.plan,
         improvements=tuple(changes),
         suggested=suggested,
+        suggested_settings=_in_its_words(found, suggested),
     )
+
+
+def _in_its_words(found: Checked, suggested: Plan | None) -> tuple[str, ...]:
+    """What to write for a plan, which has the settings that plans have, too."""
+    if suggested is None or found.strategy is None or found.request is None or found.context is None:
+        return ()
+    return (*spelt(found.request, found.texts, found.strategy, suggested), *lacking(found.context).values())
 
 
 def examine(asked: CheckRequest) -> Checked:
     """Reads the configuration, completes it, and puts it to the rules and the cost model."""
-    configuration, files = load_configuration(asked.paths, asked.reader)
-    found = Checked(configuration, files, findings=list(configuration.findings))
+    configuration, texts = load_configuration(asked.paths, asked.reader)
+    found = Checked(configuration, texts, findings=list(configuration.findings))
     found.model = _model(asked, found)
     found.cluster = _cluster(asked, found)
     if found.model is None or found.cluster is None:
@@ -176,7 +221,7 @@ def examine(asked: CheckRequest) -> Checked:
     if job is None:
         return found
     completed = found.completed = complete(configuration, found.model, found.cluster, job, asked.recompute)
-    found.findings += completed.findings
+    found.findings = _joined(found.findings, completed.findings)
     found.assumptions += completed.assumptions
     request = found.request
     if completed.batch is None or request is None:
@@ -186,11 +231,34 @@ def examine(asked: CheckRequest) -> Checked:
     context = context_of(request, configuration.backend)
     backend = completed.backend.with_habits(allocator_factor=context.backend.habits.allocator_factor)
     found.context = context = replace(context, backend=backend)
+    found.findings = [_of_no_consequence(each, completed.batch) for each in found.findings]
     broken = _broken_rules(context, completed)
     known = {finding.id for finding in found.findings}
     found.findings += [finding for finding in broken if finding.id not in known]
     _price(found, context, priced=not broken and not completed.findings)
     return found
+
+
+def _of_no_consequence(finding: Finding, batch: StrategyBatch) -> Finding:
+    """A finding about replicas where there is one only is a note."""
+    alone = int(batch.dp[0]) * int(batch.cp[0]) == 1
+    return replace(finding, severity="note") if alone and finding.id == "distributed-optimizer-off" else finding
+
+
+def _joined(read: Sequence[Finding], completed: Sequence[Finding]) -> list[Finding]:
+    """Findings of the file and of its completion; where both say that the batch does not divide, the one that knows the
+    replicas, at the file's place."""
+    known = {finding.id: finding for finding in read}
+    file_only = known.get("batch-mismatch")
+    if file_only is None or not any(finding.id == "batch-algebra" for finding in completed):
+        return [*read, *completed]
+    placed = [
+        replace(each, where=file_only.where, hint=f"{file_only.hint}; or {each.hint}")
+        if each.id == "batch-algebra"
+        else each
+        for each in completed
+    ]
+    return [*(each for each in read if each is not file_only), *placed]
 
 
 def _price(found: Checked, context: CostContext, *, priced: bool) -> None:
@@ -279,12 +347,17 @@ def _job(asked: CheckRequest, found: Checked, model: ModelSpec, cluster: Cluster
     batch = given.global_batch
     if batch is None:
         batch = read.global_batch if read.global_batch is not None else _implied_batch(read, cluster)
+    precision = given.precision or read.precision
+    able = supported_precisions(cluster.accelerator)
+    if given.precision is None and precision is not None and precision not in able:
+        found.findings.append(_without_units(precision, cluster.accelerator.id, able))
+        precision = able[0]
     resolved = resolve_job(
         replace(
             given,
             seq_len=given.seq_len if given.seq_len is not None else read.seq_len,
             global_batch=batch,
-            precision=given.precision or read.precision,
+            precision=precision,
             loss=read.loss or given.loss,
             flash_attention=given.flash_attention and read.flash_attention is not False,
         ),
@@ -295,6 +368,19 @@ def _job(asked: CheckRequest, found: Checked, model: ModelSpec, cluster: Cluster
     found.warnings += resolved.warnings
     job = resolved.job
     return job if read.task is None else job.model_copy(update={"task": read.task})
+
+
+def _without_units(precision: str, accelerator: str, able: Sequence[str]) -> Finding:
+    """A number format that the machines cannot multiply in; the rest is said of the format to take instead."""
+    return Finding(
+        id="precision-without-units",
+        severity="error",
+        message=f"the file trains in {precision}, for which {accelerator} has no matrix units: it is refused, or "
+        f"emulated many times slower; what follows is for {able[0]}",
+        got=precision,
+        allowed=", ".join(able),
+        hint=f"switch {precision} off and {able[0]} on",
+    )
 
 
 def _implied_batch(read: Configuration, cluster: Cluster) -> int | None:
@@ -332,8 +418,11 @@ def _suggested(found: Checked, progress: Progress | None) -> Plan | None:
         return None
     name = get_backend(found.configuration.backend).name
     try:
-        return search_backends(request, (name,), 1, None, progress).best
+        searched = search_backends(request, (name,), 1, None, progress)
     except InfeasibleError as problem:
         changes = problem.details.get("relaxations") or ([problem.hint] if problem.hint else [])
         found.warnings.append("; ".join([problem.message, *changes]))
         return None
+    if searched.interrupted:
+        raise KeyboardInterrupt
+    return searched.best

@@ -13,25 +13,49 @@ from planner.service.inputs import one_of, read_text
 from planner.specs.problems import shown
 
 MOST_FILES = 64
-NOT_CONFIGURATION = ("plan.json", "README.md")
-"""Of a rendered folder: what the planner wrote for itself and for people."""
+STDIN, PIPE = Path("-"), Path("/dev/stdin")
 
 
-def load_configuration(paths: Sequence[Path], reader: str | None = None) -> tuple[Configuration, tuple[str, ...]]:
-    """The configuration that the files hold, and their names."""
+def load_configuration(paths: Sequence[Path], reader: str | None = None) -> tuple[Configuration, dict[str, str]]:
+    """The configuration that the files hold, and their texts by name."""
     if reader is not None:
         one_of(reader, "--format", [known.name for known in READERS])
     files: dict[str, str] = {}
     for path in paths:
-        files |= _folder(path) if path.is_dir() else {path.name: read_text(path, str(path))}
+        for name, text in _texts(path).items():
+            if files.setdefault(name, text) != text:
+                raise InputError(
+                    f"two of the files are called {name}",
+                    where=shown(str(path)),
+                    allowed="files of one configuration, with different names",
+                    hint="name one of the two",
+                )
     if not files:
         raise InputError("no file is given", where="FILE", hint="name a configuration file or its folder")
-    return read_configuration(files, reader=reader), tuple(sorted(files))
+    return read_configuration(files, reader=reader), files
+
+
+def _texts(path: Path) -> dict[str, str]:
+    """Name -> text of a file, of the files of a folder, or of standard input."""
+    if path == STDIN:
+        return {"standard-input": read_text(PIPE, "standard input")}
+    try:
+        return _folder(path) if path.is_dir() else {path.name: read_text(path, str(path))}
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise InputError(
+            f"this cannot be read: {reason}", where=shown(str(path)), hint="check path and permissions"
+        ) from problem
+
+
+def _about(path: Path) -> bool:
+    """Whether a file of a folder was written for people, or by the planner for itself."""
+    return path.name == "plan.json" or path.suffix.lower() == ".md"
 
 
 def _folder(folder: Path) -> dict[str, str]:
     """The text files of a folder, not of the folders in it."""
-    found = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in NOT_CONFIGURATION)
+    found = sorted(path for path in folder.iterdir() if path.is_file() and not _about(path))
     if not found:
         raise InputError(
             "this folder holds no configuration", where=shown(str(folder)), hint="name the folder that holds the files"

@@ -18,6 +18,7 @@ from planner.search.nearest import nearest
 from planner.service.advice import differences
 from planner.service.checking import CheckRequest, examine
 from planner.service.document import make_document
+from planner.service.inputs import one_of
 from planner.service.profiles import context_of
 from planner.specs.batch import EVERY_LAYER, StrategyBatch
 from planner.specs.convert import from_strategy, to_strategy
@@ -41,7 +42,7 @@ def target_name(target: str, source: str) -> str:
     if wanted in FAMILIES:
         choices = FAMILIES[wanted]
         return choices["deepspeed" if "deepspeed" in source else ""]
-    return get_backend(wanted).name
+    return one_of(wanted, "--to", (*BACKENDS, *FAMILIES))
 
 
 def convert_document(document: PlanDocument, target: str | None = None) -> Converted:

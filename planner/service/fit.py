@@ -12,6 +12,7 @@ from planner.backends.base import RuleContext
 from planner.cost.context import HOST_MEMORY_SHARE, CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.evaluate import evaluate
+from planner.cost.params import total_params
 from planner.service.clusters import with_gpus
 from planner.specs.batch import StrategyBatch
 from planner.specs.convert import from_strategy
@@ -20,7 +21,7 @@ from planner.specs.plan import Breakdown, Estimate, Plan
 from planner.specs.strategy import Strategy
 from planner.units import counted, gib
 
-ABOUT_FIT = ("gpu-memory", "host-memory")
+ABOUT_FIT = ("gpu-memory", "host-memory", "load-memory")
 """Ids of the findings that say what does not fit; a configuration can be legal and have them."""
 STATES = ("weights", "gradients", "optimizer")
 WHEN = {"forward and backward": "in forward and backward pass", "optimizer step": "in the optimizer step"}
@@ -123,25 +124,42 @@ def _levers(context: CostContext, plan: Plan, peak: Peak) -> Iterator[str]:
         return
     logits = peak.rest.get("logits and loss", 0.0)
     activations = peak.rest.get("activations", 0.0)
+    short = plan.estimate.peak_memory_range_bytes[1] - limit
     if peak.states >= activations + logits:
         yield _about_states(context, s)
+        if s.recompute.mode != "full" and activations > short:
+            yield f"or recompute: activations take {gib(activations)}"
     elif logits >= activations:
         yield "a chunked or fused cross entropy, a smaller micro-batch or shorter sequences shrink the logits"
     else:
         levers = ["a smaller micro-batch"] if s.micro_batch > 1 else ["shorter sequences or context parallelism"]
         levers = [*(["recomputation"] if s.recompute.mode != "full" else []), *levers]
+        if s.tp > 1 and not s.sequence_parallel and True in context.backend.sequence_parallel_choices:
+            levers = ["sequence parallelism", *levers]
         yield f"activations are the largest part: {', '.join(levers)}; more GPUs shard the states only"
 
 
 def _about_states(context: CostContext, s: Strategy) -> str:
-    """What makes weights, gradients and optimizer smaller: the next sharding stage, where there is one to take."""
+    """What makes weights, gradients and optimizer smaller, as far as the framework can: further sharding, offload."""
     shards = {1: "the optimizer", 2: "the gradients", 3: "the weights"}
-    last = max(stage for stage in context.backend.zero_stages)
+    last = max((stage for stage in context.backend.zero_stages if _can_shard(context, s, stage)), default=s.zero_stage)
     further = [shards[stage] for stage in range(s.zero_stage + 1, last + 1)]
-    levers = [f"shard {' and '.join(further)}, too (ZeRO {last})"] if further and s.dp * s.cp > 1 and s.pp == 1 else []
-    if s.offload.device == "none":
+    levers = [f"shard {' and '.join(further)}, too (ZeRO {last})"] if further else []
+    if s.offload.device == "none" and any(s.zero_stage in choice.zero_stages for choice in context.backend.offloads):
         levers.append("offload the optimizer")
-    return ", ".join([*levers, "or take more GPUs"]) if levers else "take more GPUs"
+    more = "take more GPUs" if s.zero_stage else "split the model over more GPUs (tp or pp)"
+    return ", ".join([*levers, f"or {more}"]) if levers else more
+
+
+def _can_shard(context: CostContext, s: Strategy, stage: int) -> bool:
+    """Whether a higher stage shards something here and the framework takes it with these degrees."""
+    if stage <= s.zero_stage or s.dp * s.cp == 1:
+        return False
+    degrees = context.backend.shard_degrees(context.cluster, s.tp, s.cp, s.dp, stage)
+    changed = s.model_copy(update={"zero_stage": stage, "shard_degree": degrees[0], "secondary_shard_degree": None})
+    row = from_strategy(changed, context.recompute_kinds)
+    facts = RuleContext(context.model, context.cluster, context.job, row, context.recompute_kinds)
+    return not any(broken[0] for _, broken in context.backend.broken_rules(facts))
 
 
 def _host(context: CostContext, plan: Plan) -> Iterator[Finding]:
@@ -160,6 +178,29 @@ def _host(context: CostContext, plan: Plan) -> Iterator[Finding]:
         hint="offload less (the optimizer only, or a share of it), use more nodes, an 8-bit optimizer or LoRA; neither "
         "batch nor sequence length changes it",
     )
+
+
+def loading(context: CostContext) -> list[Finding]:
+    """What is short on the host where every process reads the whole model, in 16 bits at least."""
+    ranks, copy = context.cluster.local_gpus, LOADED_BYTES * total_params(context.model)
+    if ranks * copy <= context.host_memory_limit_bytes:
+        return []
+    return [
+        Finding(
+            id="load-memory",
+            severity="error",
+            message=f"host memory while loading: every process reads the whole model, {gib(ranks * copy)} on a node, "
+            f"{gib(context.host_memory_limit_bytes)} usable of {gib(context.cluster.host_memory_bytes_per_node)}: the "
+            "kernel kills them (exit code -9, no CUDA error)",
+            got=f"{ranks} * {gib(copy)} in 16 bits",
+            hint="let one process load, or each its part: fsdp_cpu_ram_efficient_loading: true with FSDP, "
+            "zero3_init_flag: true with ZeRO-3",
+        )
+    ]
+
+
+LOADED_BYTES = 2
+"""A parameter as checkpoints hold it; loaders that go over fp32 need twice that."""
 
 
 @dataclass(frozen=True)

@@ -104,10 +104,10 @@ def read_text(path: Path, where: str) -> str:
             raise InputError(
                 "this is a folder", where=where, got=str(path), allowed="a file", hint="name the file itself"
             )
-        if not path.is_file():
-            raise InputError(
-                "there is no such file", where=where, got=shown(str(path)), allowed="a file", hint="check the path"
-            )
+        # A pipe is what a shell's <(command) and /dev/stdin behind a | are.
+        if not path.is_file() and not path.is_fifo():
+            message = "this is neither a file nor a pipe" if path.exists() else "there is no such file"
+            raise InputError(message, where=where, got=shown(str(path)), allowed="a file", hint="check the path")
         with path.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as problem:

@@ -17,15 +17,31 @@ from planner.units import percent
 
 LARGE_BUBBLE = 0.2
 """Share of the step lost to the pipeline's filling and draining; four micro-batches a stage lose less."""
+NOTICEABLE = 0.02
+"""Share of the step from which a waste is a warning; less is hard to measure."""
 MUCH_TRAFFIC = 0.3
 """Share of the step that one kind of communication costs beyond what it hides."""
+
+
+TRAFFIC = {
+    "tensor-parallel traffic": "lower tp, or keep its ranks on faster links",
+    "expert-parallel traffic": "lower ep, or keep its ranks on faster links",
+    "parameter and gradient traffic": "more tokens for the same traffic (larger micro-batch, accumulation or global "
+    "batch), or a lower ZeRO stage where it fits",
+}
+"""Part of the step -> what shrinks it."""
+NOT_NEEDED = ("recompute-not-needed", "sharding-not-needed", "offload-not-needed")
+"""Findings that say what a single change says: they cost what the estimate has in it already."""
 
 
 def lints(context: CostContext, strategy: Strategy, plan: Plan | None, changes: Sequence[Improvement]) -> list[Finding]:
     """Findings of a strategy, its estimate and what single changes bring."""
     found = [*_from_degrees(context, strategy), *_from_estimate(strategy, plan)]
-    # Several changes may say the same; the best of them stands first.
-    return [*found, *{finding.id: finding for finding in reversed(_from_changes(strategy, changes))}.values()]
+    # Several changes may say the same; the best of them stands first and is kept.
+    kept: dict[str, Finding] = {}
+    for finding in _from_changes(strategy, changes):
+        kept.setdefault(finding.id, finding)
+    return [*found, *kept.values()]
 
 
 def _from_degrees(context: CostContext, strategy: Strategy) -> list[Finding]:
@@ -91,7 +107,7 @@ def _from_estimate(strategy: Strategy, plan: Plan | None) -> list[Finding]:
                 hint=f"at least {4 * strategy.pp} micro-batches: a smaller micro-batch, a larger batch or fewer stages",
             )
         )
-    for name in ("tensor-parallel traffic", "expert-parallel traffic", "parameter and gradient traffic"):
+    for name, hint in TRAFFIC.items():
         share = parts.get(name, 0.0) / step
         if share > MUCH_TRAFFIC:
             found.append(
@@ -99,7 +115,7 @@ def _from_estimate(strategy: Strategy, plan: Plan | None) -> list[Finding]:
                     id="much-traffic",
                     severity="warning",
                     message=f"{percent(share)} of the step is {name}",
-                    hint="the changes below say what would shrink it",
+                    hint=hint,
                 )
             )
     return found
@@ -115,32 +131,20 @@ def _from_changes(strategy: Strategy, changes: Sequence[Improvement]) -> list[Fi
         rank = {"none": 0, "selective": 1, "full": 2}
         names = {text.split(" ", 1)[0] for text in change.change}
         if names <= {"recompute", "layers_per_stage"} and rank[new.recompute.mode] < rank[strategy.recompute.mode]:
-            found.append(
-                Finding(
-                    id="recompute-not-needed",
-                    severity="warning",
-                    message=f"{strategy.recompute.mode} recomputation is not needed: {change.change[0]} fits and is "
-                    f"{percent(-change.step_time_change)} faster",
-                )
-            )
+            found.append(_not_needed("recompute", f"{strategy.recompute.mode} recomputation", change.change[0], change))
         if names <= {"zero_stage", "secondary_shard_degree"} and new.zero_stage < strategy.zero_stage:
             plain = "plain data parallelism" if new.zero_stage == 0 else f"ZeRO {new.zero_stage}"
-            found.append(
-                Finding(
-                    id="sharding-not-needed",
-                    severity="warning",
-                    message=f"ZeRO {strategy.zero_stage} is not needed: {plain} fits and is "
-                    f"{percent(-change.step_time_change)} faster",
-                    hint=f"set the stage to {new.zero_stage}",
-                )
-            )
+            found.append(_not_needed("sharding", f"ZeRO {strategy.zero_stage}", plain, change))
         if names <= {"offload", "layers_per_stage"} and new.offload.optimizer < strategy.offload.optimizer:
-            found.append(
-                Finding(
-                    id="offload-not-needed",
-                    severity="warning",
-                    message=f"so much offload is not needed: {change.change[0]} fits and is "
-                    f"{percent(-change.step_time_change)} faster",
-                )
-            )
+            found.append(_not_needed("offload", "so much offload", change.change[0], change))
     return found
+
+
+def _not_needed(name: str, what: str, instead: str, change: Improvement) -> Finding:
+    gain = -(change.step_time_change or 0.0)
+    return Finding(
+        id=f"{name}-not-needed",
+        severity="warning" if gain >= NOTICEABLE else "note",
+        message=f"{what} is not needed: {instead} fits and is {percent(gain)} faster",
+        hint=f"write {', '.join(change.settings)}" if change.settings else "",
+    )

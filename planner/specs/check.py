@@ -32,6 +32,8 @@ class Improvement(Spec):
 
     change: tuple[str, ...]
     """``micro_batch 2 instead of 1``; the first is the one that was asked, the others follow from it."""
+    settings: tuple[str, ...] = ()
+    """The same in the words of the framework's files: what to write and what to leave out."""
     plan: Plan
     step_time_change: float | None
     """New over old step time, less 1; null where the configuration could not be priced."""
@@ -52,6 +54,11 @@ class Diagnosis(Spec):
     measured_step_time_s: float
     mfu: float
     """Model FLOPs at the measured speed over the peak of all GPUs."""
+    model_flops_per_s_per_gpu: float
+    """6 per used weight and token (of a mixture of experts: those of the active ones) and causal attention, without
+    recomputation."""
+    peak_flops_per_s_per_gpu: float
+    """Dense, of the job's number format."""
     expected_step_time_s: float
     expected_step_time_range_s: tuple[float, float]
     slowdown: float
@@ -86,6 +93,8 @@ class CheckReport(Spec):
     """What helps, by itself, the best first."""
     suggested: Plan | None = None
     """The best plan of the same framework for the same question, where it was searched for."""
+    suggested_settings: tuple[str, ...] = ()
+    """What it says differently from the configuration, in the words of the framework's files."""
     diagnosis: Diagnosis | None = None
 
     def to_json_dict(self) -> dict[str, Any]:

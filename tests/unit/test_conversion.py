@@ -76,7 +76,7 @@ def test_a_pipeline_does_not_go_into_fsdp() -> None:
 def test_accelerate_means_the_kind_of_the_source() -> None:
     """One word for two targets."""
     assert target_name("fsdp", "megatron") == "fsdp"
-    with pytest.raises(InputError, match="unknown backend"):
+    with pytest.raises(InputError, match="this choice does not exist"):
         target_name("nowhere", "fsdp")
 
 

@@ -291,6 +291,19 @@ def test_findings_of_what_is_left_out(left_out: str, finding: str) -> None:
     )
 
 
+def test_another_vocabulary_is_another_model() -> None:
+    """InternLM/InternLM#22: 32 layers of width 4096 and 103,168 rows are no OLMo of 100,352; padding makes no
+    difference."""
+    old = "--vocab-size 128256"
+    assert old in BASE
+    names = {
+        rows: read_configuration({"run.sh": f"torchrun pretrain_gpt.py {BASE.replace(old, f'--vocab-size {rows}')}"})
+        for rows in (128256, 129024, 131072)
+    }
+    assert [names[rows].model.name for rows in (128256, 129024)] == [names[128256].model.name] * 2  # type: ignore[union-attr]
+    assert names[131072].model.name != names[128256].model.name  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("before", "arguments", "expected"),
     [

@@ -417,6 +417,24 @@ def test_recipes_are_named_and_refused(tool: str) -> None:
     assert error.hint is not None
     assert error.got is not None
     assert ("= 2" if tool == "verl" else "org/base") in error.got
+    command = {
+        "axolotl": "planner estimate --backend fsdp --model base --seq-len 4096 --micro-batch 1 --gpu GPU --gpus N",
+        "LLaMA-Factory": "planner estimate --backend fsdp --model base --seq-len 8192 --gpu GPU --gpus N",
+        "verl": "planner estimate --backend fsdp --model MODEL --gpu GPU --gpus N",
+    }
+    assert error.hint == f"`{command[tool]}` prices the strategy"
+
+
+def test_recipes_that_name_a_deepspeed_file() -> None:
+    """The file decides, so it is what to check; nothing of a recipe is more than a word of the command; adapters are
+    not promised."""
+    text = "model_name_or_path: a;b\nfinetuning_type: lora\ncutoff_len: 2048\ndeepspeed: ds_z3.json\n"
+    with pytest.raises(InputError) as caught:
+        read_configuration({"recipe.yaml": text})
+    command = "planner check ds_z3.json --model 'a;b' --seq-len 2048 --gpu GPU --gpus N"
+    assert (
+        caught.value.hint == f"`{command}` prices the strategy; that is of all weights: adapters (lora) are not planned"
+    )
 
 
 # --- Whatever the bytes

@@ -26,7 +26,7 @@ from planner.reading.huggingface.training_arguments import (
     find_deepspeed,
     world_size,
 )
-from planner.reading.huggingface.values import Section, read_json, read_yaml, shown
+from planner.reading.huggingface.values import FALSE, Section, read_json, read_yaml, shown
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, Recompute, Schedule
 
@@ -343,12 +343,12 @@ def _fsdp(
         )
     dp, shard = _groups(sharding, machines, mesh)
     _check_checkpointing(top, sharding, says)
-    if says is not None and (says.grad_accum or 1) > 1 and not says.sync_each_batch and sharding.stage:
+    unsharded = says is not None and (says.grad_accum or 1) > 1 and not says.sync_each_batch and bool(sharding.stage)
+    if unsharded and says is not None:
         says.section.add(
             "unsharded-gradients",
             "warning",
-            "between micro-batches every GPU keeps the gradients of all its parameters unsharded (no_sync), which the "
-            "estimate does not count",
+            "between micro-batches every GPU keeps the gradients of all its parameters unsharded (no_sync)",
             "gradient_accumulation_steps",
             hint='"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": true}}',
         )
@@ -372,6 +372,7 @@ def _fsdp(
             recompute=_either(sharding, says),
             offload=offload,
         ),
+        habits={"accumulates_unsharded": True} if unsharded else {},
     )
 
 
@@ -707,10 +708,24 @@ def _collected(configuration: Configuration, top: Section, says: TrainerSays | N
         notes.append(says.section.notes)
     return replace(
         configuration,
+        whole_copies=_whole_copies(configuration, top),
         seq_len=configuration.seq_len or (says.seq_len if says is not None else None),
         findings=(*(finding for note in notes for finding in note.findings), *configuration.findings),
         unread=tuple(dict.fromkeys([*(text for note in notes for text in note.unread), *configuration.unread])),
     )
+
+
+_LOADERS = ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading", "zero3_init_flag")
+"""Switches without which every process reads all weights, although they are sharded afterwards."""
+
+
+def _whole_copies(configuration: Configuration, top: Section) -> bool:
+    """Whether from_pretrained runs to its end in every process: a loader that is switched off, or nothing to split."""
+    sections = (top.values.get(name) for name in ("fsdp_config", "deepspeed_config"))
+    said = [section.get(name) for section in sections if isinstance(section, Mapping) for name in _LOADERS]
+    stage = configuration.strategy.zero_stage or 0
+    split = stage == 3 or (stage > 0 and "deepspeed" not in configuration.backend)
+    return not split or any(str(value).lower() in FALSE for value in said if value is not None)
 
 
 def _with_setup(configuration: Configuration, files: Files) -> Configuration:

@@ -7,7 +7,10 @@ at: the error names the tool, what to take from it, and the command that prices 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files
@@ -69,7 +72,7 @@ RECIPES = (
         (
             ("actor_rollout_ref.model.path", "--model"),
             ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "tokens of a micro-batch"),
-            ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", "cp"),
+            ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", "--cp"),
             ("actor_rollout_ref.actor.fsdp_config.optimizer_offload", "offload of the optimizer"),
             ("trainer.n_gpus_per_node", "GPUs of a node"),
             ("trainer.nnodes", "nodes"),
@@ -78,6 +81,10 @@ RECIPES = (
         "GPUs, which one plan does not describe",
     ),
 )
+
+
+ESTIMATED = ("--seq-len", "--micro-batch", "--cp")
+"""Options of `planner estimate` among them."""
 
 
 class RecipeReader:
@@ -98,14 +105,27 @@ class RecipeReader:
                 allowed=", ".join(recipe.title for recipe in RECIPES),
             )
         name, recipe = found
-        stated = [f"{key} = {value} ({told})" for key, told in recipe.values if (value := _value(files[name], key))]
+        values = {told: (key, value) for key, told in recipe.values if (value := _value(files[name], key))}
         raise InputError(
             f"this file is for {recipe.title}, which chooses sharding, precision and batch by rules of its own",
             where=name,
-            got="; ".join(stated) or None,
+            got="; ".join(f"{key} = {value} ({told})" for told, (key, value) in values.items()) or None,
             allowed=recipe.instead,
-            hint="price the same strategy with `planner estimate`, or ask `planner suggest`, from the values above",
+            hint=_command({told: value for told, (_, value) in values.items()}),
         )
+
+
+def _command(values: Mapping[str, str]) -> str:
+    """What to ask instead, with the values that have an option; adapters are said not to be planned."""
+    file = values.get("DeepSpeed file", "")
+    asked, known = (("check", file), ("--seq-len",)) if file else (("estimate", "--backend", "fsdp"), ESTIMATED)
+    model = values.get("--model", "$").rpartition("/")[2]
+    options = [(told, values[told]) for told in known if "$" not in values.get(told, "$")]
+    words = [*asked, "--model", "MODEL" if "$" in model else model, *chain(*options), "--gpu", "GPU", "--gpus", "N"]
+    command = shlex.join(["planner", *words])
+    task = values.get("task", "full")
+    adapters = "" if task == "full" else f"; that is of all weights: adapters ({task}) are not planned"
+    return f"`{command}` prices the strategy{adapters}"
 
 
 def _found(files: Files) -> tuple[str, Recipe] | None:

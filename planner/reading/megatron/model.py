@@ -26,8 +26,9 @@ _ELSEWHERE = (
 )
 """Arguments that describe layers which this reader does not follow."""
 _MAX_LAYERS = 10_000
-_PADDING = 8192
-"""A stated vocabulary may be that of the release, padded for the widest usual tensor parallelism (128 * 64)."""
+_ROWS_OF_A_RANK, _USUAL_TP = 128, 8
+"""A stated vocabulary may be that of the release, padded to whole blocks of this many rows a tensor-parallel rank (the
+file's, or a node's); one that is further off is another vocabulary, and the model another model."""
 
 
 def model_of(stated: Stated, name: str) -> ModelSpec | None:
@@ -294,7 +295,8 @@ def _vocabulary(stated: Stated, dimensions: dict[str, Any]) -> tuple[int | None,
     same = _catalogued(dimensions)
     rows = stated.integer("vocab-size") or stated.integer("padded-vocab-size")
     if rows is not None:
-        return rows, next((name for name, vocab in same.items() if 0 <= rows - vocab < _PADDING), None)
+        padding = _ROWS_OF_A_RANK * max(stated.integer("tensor-model-parallel-size", 1) or 1, _USUAL_TP)
+        return rows, next((name for name, vocab in same.items() if 0 <= rows - vocab < padding), None)
     where = stated.place("tokenizer-model", "tokenizer-type", "vocab-size")
     tokenizer = " ".join(str(stated.values.get(name, "")) for name in ("tokenizer-type", "tokenizer-model"))
     fixed = _TOKENIZERS.get(tokenizer.split()[0]) if tokenizer.strip() else None

@@ -1,0 +1,44 @@
+"""A change of strategy in the words of the framework's files: what to write and what to leave out.
+
+The renderer writes both strategies, and what its files say differently is the change; nothing is spelt twice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from planner.errors import PlannerError
+from planner.service.document import make_document
+from planner.specs.plan import Plan, Request, SearchReport
+from planner.specs.strategy import Strategy
+
+
+def spelt(
+    request: Request, files: Mapping[str, str], old: Strategy, new: Plan, lacking: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The lines that turn ``old`` (as ``files`` say it) into ``new``; none where the framework's renderer cannot write
+    one of the two.  ``lacking`` are settings that plans have, the files have not, and the change does not ask for."""
+    return tuple(_changes(request, files, old, new, lacking))
+
+
+def _changes(
+    request: Request, files: Mapping[str, str], old: Strategy, new: Plan, lacking: Collection[str]
+) -> Iterator[str]:
+    from planner.render import plan_settings
+
+    document = make_document(request, new, SearchReport(status="estimated"), limits={})
+    try:
+        before = plan_settings(document, new.model_copy(update={"strategy": old}))
+        after = plan_settings(document, new)
+    except PlannerError:
+        return
+    for place, setting in after.items():
+        told = before.get(place)
+        # Constants of a module matter to those who have the module; a rendered one holds what others write in code.
+        known = not setting.file.endswith(".py") or setting.file in files
+        asked = not any(setting.name in other.split() for other in lacking)
+        if known and asked and (told is None or told.text != setting.text):
+            yield setting.text
+    texts = "\n".join(files.values())
+    for place, setting in before.items():
+        if place not in after and setting.name.rpartition(".")[2] in texts:
+            yield f"leave out {setting.name}"
