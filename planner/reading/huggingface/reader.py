@@ -429,7 +429,7 @@ def _deepspeed(
         inner = read_deepspeed(config, arguments=settled, where=where, gpus=counted)
     elif says is not None:
         inner = replace(inner, strategy=StatedStrategy(micro_batch=says.micro_batch, grad_accum=says.grad_accum))
-    tp = inner.strategy.tp
+    tp = inner.strategy.tp if found is not None else 1
     dp = counted // tp if counted is not None and tp is not None and counted % tp == 0 else None
     _check_sequence_ranks(top, mesh, dp)
     if mesh.cp > 1 or mesh.tp > 1:

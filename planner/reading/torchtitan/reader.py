@@ -20,6 +20,7 @@ from planner.reading.torchtitan.fields import (
     ATTENTION_SUFFIXES,
     CLOSED_SECTIONS,
     FIELDS,
+    FLOAT8_SWITCHES,
     MODELS,
     RENAMED,
     SAME_MEANING,
@@ -183,10 +184,13 @@ class _Interpretation:
             f"{name} is called {RENAMED[name]} since torchtitan 0.1",
             setting.where,
             "error",
-            hint=f"write {RENAMED[name]}",
+            hint=f"write {RENAMED[name]}" + (' = ["float8"]' if name in FLOAT8_SWITCHES else ""),
         )
         if name in SAME_MEANING:
             self._accept(RENAMED[name], setting)
+        elif name in FLOAT8_SWITCHES:
+            if _converted(setting.value, "switch"):
+                self._accept(RENAMED[name], Setting("float8", setting.where))
         else:
             self.unread.append(f"{name} ({setting.where})")
 
@@ -413,10 +417,12 @@ class _Interpretation:
 
     def _precision(self) -> Precision:
         converters = _words(self._value("model.converters")) if self.era == "toml" else []
+        experts = [word for word in converters if "grouped_mm" in word]
+        self.unread += [f"model.converters: {word} (experts in 8 bits are not priced)" for word in experts]
         narrow = (
             self.read.fp8
             or bool(self.read.plan.get("FLOAT8"))
-            or any(word in ("float8", "mx") or ".float8" in word or ".mx" in word for word in converters)
+            or any(word in ("float8", "mx") or ".linear." in word for word in converters)
         )
         recipe = next((s.value for n, s in self.settings.items() if n.endswith("float8.recipe_name")), "tensorwise")
         if narrow and self.era == "toml" and recipe != "rowwise":
@@ -507,7 +513,6 @@ class _Interpretation:
         "parallelism.enable_compiled_autograd",
         "parallelism.disable_loss_parallel",
         "parallelism.expert_parallel_comm_backend",
-        "quantize.grouped_mm",
         "debug.deterministic",
     )
 
