@@ -166,7 +166,7 @@ _OFF = ("", "false", "null", "~")
 
 
 def _value(text: str, key: str) -> str:
-    """What a line says of ``key``, in YAML (a list of words, too) or as a Hydra override; empty where nothing stands."""
+    """What a line says of ``key``, in YAML (a list of words, too) or as a Hydra override; empty where it is missing."""
     found = re.search(rf"(?:^|[\s+]){re.escape(key)}[ \t]*[:=][ \t]*([^\s#]+)", text, re.M)
     if found:
         return found.group(1)[:80]
