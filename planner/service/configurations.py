@@ -4,7 +4,7 @@ Sizes and counts are guarded here; what the texts mean is for the readers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from planner.errors import InputError
@@ -23,10 +23,15 @@ def load_configuration(paths: Sequence[Path], reader: str | None = None) -> tupl
         one_of(reader, "--format", [known.name for known in READERS])
     files: dict[str, str] = {}
     for path in paths:
-        files |= _folder(path) if path.is_dir() else {path.name: read_text(path, str(path))}
+        # Files of one name in two folders are two files.
+        files |= _folder(path) if path.is_dir() else {_name(path, files): read_text(path, str(path))}
     if not files:
         raise InputError("no file is given", where="FILE", hint="name a configuration file or its folder")
     return read_configuration(files, reader=reader), tuple(sorted(files))
+
+
+def _name(path: Path, taken: Mapping[str, str]) -> str:
+    return path.as_posix() if path.name in taken else path.name
 
 
 def _folder(folder: Path) -> dict[str, str]:

@@ -145,6 +145,35 @@ def test_a_configuration_goes_to_another_framework(cli: Cli, tmp_path: Path) -> 
     assert isinstance(done.document["lost"], list)
 
 
+def test_what_is_not_carried_over_is_true(cli: Cli, tmp_path: Path) -> None:
+    """Buckets that the target's files hold, too, are carried; learning rate and data never are, and that is said."""
+    out = tmp_path / "ds"
+    few = ("--gpu", "h100", "--gpus", "8")
+    cli("suggest", "--model", "llama-3-8b", *few, "--backend", "deepspeed", "--out", str(out))
+    given = ("--from", str(out), "--model", "llama-3-8b", *few)
+    same = cli("render", *given, "--to", "accelerate-deepspeed")
+    other = cli("render", *given, "--to", "megatron")
+    assert (same.code, other.code) == (0, 0)
+    assert "not carried over: zero_optimization" not in same.out + same.err
+    assert "allgather_bucket_size" in other.out + other.err
+    assert all("learning rate" in done.out + done.err for done in (same, other))
+
+
+def test_files_of_one_name_are_two_files(cli: Cli, tmp_path: Path) -> None:
+    """config.yaml of the launcher and config.yaml of the script, each in its folder."""
+    texts = {
+        "launcher": "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n",
+        "script": "model_name_or_path: org/base\nper_device_train_batch_size: 3\noutput_dir: out\nmax_length: 2048\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text, encoding="utf-8")
+    paths = [str(tmp_path / name / "config.yaml") for name in texts]
+    for order in (paths, paths[::-1]):
+        strategy = cli("check", *order, "--model", "llama-3-8b", "--gpu", "h200", "--json").document["plan"]["strategy"]
+        assert (strategy["micro_batch"], strategy["zero_stage"]) == (3, 3)
+
+
 def test_one_thing_to_render(cli: Cli, folder: Path) -> None:
     """A plan or files, not both, not neither."""
     assert cli("render").code == 2

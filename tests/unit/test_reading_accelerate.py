@@ -308,6 +308,8 @@ def test_megatron_defaults_of_the_plugin() -> None:
     assert (found.backend, s.tp, s.pp, s.cp, s.dp, s.zero_stage, s.shard_degree) == ("megatron", 2, 2, 2, 2, 1, 4)
     assert (s.grad_accum, s.sequence_parallel, s.recompute) == (8, True, Recompute(mode="full"))
     assert {"megatron-context-default", "megatron-recompute-default"} <= set(ids(found))
+    config["megatron_lm_config"]["megatron_lm_recompute_activations"] = True
+    assert "ignored-key" in ids(read(config, ARGUMENTS))
     config["megatron_lm_config"]["megatron_lm_context_parallel_size"] = 1
     assert read(config).strategy.dp == 4
 

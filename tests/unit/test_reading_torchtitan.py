@@ -310,3 +310,11 @@ def test_damaged_files_end_in_findings_or_an_input_error() -> None:
             refused += 1
     assert answered > 100
     assert refused > 5
+
+
+def test_a_missing_base_file_leaves_the_model_open() -> None:
+    """run_train.sh names a TOML file that is not given: which model it trains is not guessed."""
+    found = read("NGPU=8 CONFIG_FILE=./train.toml ./run_train.sh --parallelism.tensor_parallel_degree=4\n")
+    assert found.model_name is None
+    assert any("train.toml" in text for text in found.unread)
+    assert not any("flavor" in text for text in found.unread)

@@ -674,6 +674,14 @@ def _megatron(top: Section, says: TrainerSays | None, machines: Machines, stated
 
 def _megatron_recompute(config: Section) -> Recompute | None:
     """The plugin asks for full recomputation of every layer unless told otherwise."""
+    if config.truth("megatron_lm_recompute_activations", False):
+        config.add(
+            "ignored-key",
+            "warning",
+            "accelerate reads megatron_lm_recompute_activations and gives it to nobody",
+            "megatron_lm_recompute_activations",
+            hint="megatron_lm_recompute_granularity: selective is what it means in Megatron-LM",
+        )
     granularity = (config.word("megatron_lm_recompute_granularity") or "full").lower()
     if granularity == "selective":
         return Recompute(mode="selective", modules=("core_attn",))

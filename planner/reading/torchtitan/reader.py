@@ -235,6 +235,8 @@ class _Interpretation:
         if self.read.plan:
             return self._planned_model(), None
         module, flavor = self.read.module, self.read.flavor
+        if self.undefined.intersection(("model.name", "model.flavor")):
+            return None, None
         if self.era == "toml":
             module, flavor = str(self._value("model.name")), str(self._value("model.flavor"))
         if module is None or flavor is None:
