@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.render import RENDERED_BACKENDS
 from tests.cli.conftest import Cli
 
 MACHINES = ("--gpu", "h100", "--gpus", "128")
@@ -43,6 +44,20 @@ def test_a_plan_is_found_sound(cli: Cli, folder: Path) -> None:
     assert result.document.get("improvements", []) == []
     printed = cli("check", str(folder), *MACHINES)
     assert "legal, fits" in printed.out
+
+
+@pytest.mark.parametrize("backend", RENDERED_BACKENDS)
+def test_written_files_say_the_whole_plan(cli: Cli, tmp_path: Path, backend: str) -> None:
+    """Model and machines alone are given again: sequence length, batch and strategy stand in the files."""
+    asked = ("--model", "llama-3-8b", "--gpu", "h100", "--gpus", "8")
+    job = ("--seq-len", "2048", "--global-batch", "48")
+    assert cli("suggest", *asked, *job, "--backend", backend, "--out", str(tmp_path / "plan")).code == 0
+    best = json.loads((tmp_path / "plan" / "plan.json").read_text(encoding="utf-8"))["best"]
+    result = cli("check", str(tmp_path / "plan"), *asked, "--no-advise", "--json")
+    assert result.code == 0, result.out
+    assert result.document["plan"]["strategy"] == best["strategy"]
+    for figure in ("step_time_s", "peak_memory_bytes"):
+        assert result.document["plan"]["estimate"][figure] == pytest.approx(best["estimate"][figure], rel=1e-6)
 
 
 def test_everything_wrong_is_named_at_once(cli: Cli, folder: Path) -> None:

@@ -120,7 +120,8 @@ def _idle_sequence_parallel(s: Setting) -> Finding | None:
 
 
 def _distributed_optimizer(s: Setting) -> Finding | None:
-    if s.sharded_framework or not s.off("use-distributed-optimizer"):
+    alone = s.dp is not None and s.dp * s.cp == 1
+    if s.sharded_framework or alone or not s.off("use-distributed-optimizer"):
         return None
     copies = f"all dp({s.dp}) * cp({s.cp}) ranks keep" if s.dp else "every data-parallel rank keeps"
     return _found(

@@ -27,7 +27,7 @@ from planner.reading.torchtitan.fields import (
 )
 from planner.reading.torchtitan.sources import Gathered, Setting, gather, looks_like_command, looks_like_toml
 from planner.specs.finding import Finding, Severity
-from planner.specs.job import Precision
+from planner.specs.job import Loss, Precision
 from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 from planner.specs.strategy import Offload, Recompute, Schedule
 
@@ -134,7 +134,7 @@ class _Interpretation:
             seq_len=self._if_defined(self._value("training.seq_len"), "training.seq_len"),
             global_batch=total,
             precision=self._if_defined(precision, "training.mixed_precision_param"),
-            loss="eager" if self.era == "toml" or self.read.plan.get("LOSS_CHUNKS") == 1 else "chunked",
+            loss=self._loss(model),
             flash_attention=True,
             task="sft" if self.read.task == "sft" else None,
             strategy=strategy,
@@ -414,6 +414,12 @@ class _Interpretation:
                 allowed=f"multiples of {local * dp}",
             )
         return piece, None, total
+
+    def _loss(self, model: ModelSpec | None) -> Loss | None:
+        """In chunks from 0.3 on, unless a plan has one chunk; prediction blocks have a loss of their own."""
+        if self.read.plan and model is not None and model.mtp_layers:
+            return None
+        return "eager" if self.era == "toml" or self.read.plan.get("LOSS_CHUNKS") == 1 else "chunked"
 
     # --- Precision, kernels, recomputation
 
