@@ -336,6 +336,9 @@ GROUPED_GEMM = input_rule(
     source=ARGUMENTS,
 )
 
+FROM_BLACKWELL = frozenset({"blackwell", "blackwell-ultra"})
+"""Architectures with block-scaled fp8 in hardware; Megatron counts all others, AMD's among them, as older."""
+
 RULES: tuple[Rule, ...] = (
     gpu_vendor("Megatron-LM"),
     *MODEL_RULES,

@@ -168,6 +168,9 @@ def examine(asked: CheckRequest) -> Checked:
     found = Checked(configuration, files, findings=list(configuration.findings))
     found.model = _model(asked, found)
     found.cluster = _cluster(asked, found)
+    if found.cluster is not None:
+        architecture = found.cluster.accelerator.architecture
+        found.findings = [finding for finding in found.findings if architecture not in finding.unless]
     if found.model is None or found.cluster is None:
         return found
     if asked.profile is not None:

@@ -138,3 +138,19 @@ def test_a_stated_accumulation_leaves_no_batch_to_assume(tmp_path: Path) -> None
     assert report.plan is not None
     assert report.plan.strategy.global_batch == 8
     assert "job.global_batch" not in {assumption.field for assumption in report.assumptions}
+
+
+def test_what_is_not_so_on_these_accelerators_is_not_said(tmp_path: Path) -> None:
+    """Tensor parallelism without CUDA_DEVICE_MAX_CONNECTIONS=1: refused before Blackwell, fine from there on."""
+    script = (
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+        "--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 8 --bf16 "
+        "--vocab-size 32000 --tensor-model-parallel-size 8 --sequence-parallel --use-distributed-optimizer\n"
+    )
+    path = tmp_path / "run.sh"
+    path.write_text(script, encoding="utf-8")
+    said = {}
+    for gpu in ("h200", "b200"):
+        asked = CheckRequest(paths=(path,), cluster=ClusterInput(gpu=gpu, gpus=8), advise=False)
+        said[gpu] = "max-connections" in {finding.id for finding in check(asked).findings}
+    assert said == {"h200": True, "b200": False}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from planner.backends.megatron_rules import FROM_BLACKWELL
 from planner.reading.megatron.flags import Stated
 from planner.specs.finding import Finding, Severity
 
@@ -159,6 +160,7 @@ def _max_connections(s: Setting) -> Finding | None:
         where=CONNECTIONS,
         allowed="1",
         hint=f"export {CONNECTIONS}=1, unless the container or the GPUs (Blackwell and newer) make it needless",
+        unless=FROM_BLACKWELL,
     )
 
 

@@ -145,7 +145,7 @@ class _Interpretation:
 
     # --- Values
 
-    def _say(self, name: str, message: str, where: str, severity: Severity = "error", **words: str) -> None:
+    def _say(self, name: str, message: str, where: str, severity: Severity = "error", **words: Any) -> None:
         self.findings.append(Finding(id=name, severity=severity, message=message, where=where, **words))
 
     def _accept(self, name: str, setting: Setting) -> None:
