@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.backends.base import Rule, RuleContext
-from planner.backends.rule_kit import predicate
+from planner.backends.rule_kit import input_rule, predicate
 from planner.specs.batch import BoolArray
 
 PARALLELISM = "accelerate/parallelism_config.py (1.15)"
@@ -65,5 +65,14 @@ NO_PIPELINE = predicate(
     vary="pp",
 )
 
-FSDP_RULES: tuple[Rule, ...] = (NO_TENSOR_PARALLEL, SHARD_GROUP, REPLICAS_WITH_CONTEXT)
-DEEPSPEED_RULES: tuple[Rule, ...] = (NO_PIPELINE,)
+EAGER_ALIBI = input_rule(
+    "alibi-attention",
+    lambda c: not (c.job.flash_attention and c.model.position == "alibi"),
+    lambda c: f"flash_attention({c.job.flash_attention}) with position {c.model.position}",
+    reason="The models with ALiBi compute their scores step by step; loading them with a fused attention is refused.",
+    source="transformers/models/bloom, transformers/models/mpt (no _supports_sdpa, 5.23)",
+    allowed="flash_attention false (--no-flash-attention)",
+)
+
+FSDP_RULES: tuple[Rule, ...] = (NO_TENSOR_PARALLEL, SHARD_GROUP, REPLICAS_WITH_CONTEXT, EAGER_ALIBI)
+DEEPSPEED_RULES: tuple[Rule, ...] = (NO_PIPELINE, EAGER_ALIBI)

@@ -103,9 +103,14 @@ class RuleContext:
         return self.batch.grad_accum(self.job.global_batch)
 
 
+Limit = Literal["framework", "files", "planner"]
+"""Whose limit a rule is: the framework (or arithmetic) refuses the strategy; or the files written here do not hold it,
+though the framework may run it; or no estimate covers it either."""
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A limit of the framework (or of arithmetic) that every strategy must keep."""
+    """A limit that every planned strategy must keep."""
 
     id: str
     """Stable, kebab-case, prefixed by nothing: the backend's name is known from the context."""
@@ -119,6 +124,8 @@ class Rule:
     """The rule with the values of candidate i filled in: ``heads(64) % tp(6) = 4, must be 0``."""
     allowed: Callable[[RuleContext, int], str] | None = None
     """What would be accepted instead, if that can be listed: ``tp in 1, 2, 4, 8``."""
+    limit: Limit = "framework"
+    """An existing configuration that breaks another kind of limit than the framework's is not wrong."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ PRETRAINING = input_rule(
     reason="The rendered recipe trains all weights from scratch; fine-tuning has recipes bound to released models.",
     source="megatron/bridge/recipes/gpt/h100/vanilla_gpt.py",
     allowed="task in pretrain",
+    limit="files",
 )
 
 BRIDGE_RULES: tuple[Rule, ...] = (LEARNED_TABLE, PRETRAINING)

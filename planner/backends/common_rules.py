@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.backends.base import Rule, RuleContext
+from planner.backends.base import Limit, Rule, RuleContext
 from planner.backends.rule_kit import at_most, divisible, equal, input_rule, predicate, written
 from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, BoolArray, IntArray
 from planner.specs.strategy import Schedule
@@ -184,10 +184,11 @@ def gpu_vendor(framework: str) -> Rule:
         ),
         source="scope of this backend",
         allowed="vendor in nvidia, amd",
+        limit="planner",
     )
 
 
-def zero_stages(stages: tuple[int, ...], reason: str, source: str) -> Rule:
+def zero_stages(stages: tuple[int, ...], reason: str, source: str, limit: Limit = "framework") -> Rule:
     """Only these sharding stages exist."""
     listed = ", ".join(str(stage) for stage in stages)
     return predicate(
@@ -196,6 +197,7 @@ def zero_stages(stages: tuple[int, ...], reason: str, source: str) -> Rule:
         lambda c, i: f"zero_stage({c.batch.zero_stage[i]}), must be one of {listed}",
         reason=reason,
         source=source,
+        limit=limit,
     )
 
 
@@ -241,6 +243,7 @@ NO_EXPERT_PARALLEL = predicate(
     reason="In the plans written for this framework every rank computes all experts and only sharding spreads them.",
     source="scope of this backend",
     vary="ep",
+    limit="planner",
 )
 
 NO_SECONDARY_SHARD = predicate(

@@ -120,6 +120,7 @@ PIPELINE_MODEL = predicate(
     reason="A pipeline passes one hidden state from block to block, which the plans cover for attention layers only.",
     source="deepspeed/runtime/pipe/module.py",
     vary="pp",
+    limit="planner",
 )
 
 CONTEXT_NOT_WITH_PIPELINE = predicate(
@@ -189,6 +190,7 @@ TENSOR_PARALLEL_MODEL = predicate(
     ),
     source=AUTOTP,
     vary="tp",
+    limit="planner",
 )
 
 HEADS_OVER_CP = divisible(

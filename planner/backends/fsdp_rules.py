@@ -126,6 +126,7 @@ TENSOR_PARALLEL_MODEL = predicate(
     ),
     source=TENSOR_PLAN,
     vary="tp",
+    limit="planner",
 )
 
 SHARD_COVERS_CONTEXT = divisible(
@@ -172,6 +173,7 @@ FP8_DENSE = input_rule(
     lambda c: f"precision fp8 with experts({c.model.moe.experts if c.model.moe else 0})",
     reason="The fp8 conversion replaces linear layers; experts held as one grouped tensor stay in 16 bits.",
     source="torchao.float8 convert_to_float8_training",
+    limit="planner",
 )
 
 NO_FP4 = input_rule(

@@ -27,7 +27,7 @@ from planner.backends.base import (
     StateBytes,
     StateFormat,
 )
-from planner.backends.megatron_rules import RULES
+from planner.backends.megatron_rules import FROM_BLACKWELL, RULES
 from planner.backends.rule_kit import divisors
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 from planner.specs.cluster import Cluster
@@ -245,7 +245,7 @@ class Megatron(Backend):
 
     def scaling_recipe(self, cluster: Cluster) -> NarrowRecipe:
         """mxfp8 where the hardware scales blocks, else current scaling."""
-        block = cluster.accelerator.architecture.startswith("blackwell")
+        block = cluster.accelerator.architecture in FROM_BLACKWELL
         return self.habits.narrow_recipe or ("block" if block else "tensor")
 
     def flexible_dispatch(self, cluster: Cluster) -> bool:

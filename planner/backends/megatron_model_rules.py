@@ -22,6 +22,7 @@ ATTENTION_BLOCKS_ONLY = input_rule(
         "The arguments written for pretrain_gpt.py describe layers of attention and MLP; hybrids have their own script."
     ),
     source="pretrain_gpt.py (hybrids: pretrain_mamba.py)",
+    limit="files",
 )
 
 POSITION_ENCODING = input_rule(

@@ -260,6 +260,7 @@ INTERLEAVED_CHUNKS = Rule(
     _even_chunks,
     _even_chunks_equation,
     _chunk_counts_listed,
+    limit="planner",
 )
 
 INTERLEAVED_MICRO_BATCHES = divisible(
@@ -335,6 +336,9 @@ GROUPED_GEMM = input_rule(
     source=ARGUMENTS,
 )
 
+FROM_BLACKWELL = frozenset({"blackwell", "blackwell-ultra"})
+"""Architectures with block-scaled fp8 in hardware; Megatron counts all others, AMD's among them, as older."""
+
 RULES: tuple[Rule, ...] = (
     gpu_vendor("Megatron-LM"),
     *MODEL_RULES,
@@ -345,6 +349,7 @@ RULES: tuple[Rule, ...] = (
         (0, 1),
         "Plain data parallelism or the distributed optimizer; Megatron-FSDP is not among the plans written here.",
         ARGUMENTS,
+        limit="planner",
     ),
     HEADS_OVER_TP,
     KV_HEADS_OVER_TP,

@@ -69,6 +69,7 @@ MODEL_CLASS = input_rule(
     ),
     source=f"{LLAMA}, {QWEN2}; nanotron/nn/moe.py splits no expert over tp",
     allowed="Llama-like and Qwen2 models",
+    limit="planner",
 )
 
 PRECISION = input_rule(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.backends.base import Rule, RuleContext
+from planner.backends.base import Limit, Rule, RuleContext
 from planner.specs.batch import BoolArray, IntArray
 
 Condition = Callable[[RuleContext], BoolArray]
@@ -151,9 +151,10 @@ def predicate(
     reason: str,
     source: str,
     vary: str | None = None,
+    limit: Limit = "framework",
 ) -> Rule:
     """A rule with its own predicate and sentence."""
-    return with_allowed(Rule(rule_id, reason, source, holds, equation), vary)
+    return with_allowed(Rule(rule_id, reason, source, holds, equation, limit=limit), vary)
 
 
 def input_rule(
@@ -164,11 +165,18 @@ def input_rule(
     reason: str,
     source: str,
     allowed: str | None = None,
+    limit: Limit = "framework",
 ) -> Rule:
     """A limit on model, cluster or job alone: it keeps or refuses all candidates together."""
     listing = None if allowed is None else (lambda _context, _index: allowed)
     return Rule(
-        rule_id, reason, source, lambda c: everywhere(c, accepts(c)), lambda context, _index: says(context), listing
+        rule_id,
+        reason,
+        source,
+        lambda c: everywhere(c, accepts(c)),
+        lambda context, _index: says(context),
+        listing,
+        limit,
     )
 
 

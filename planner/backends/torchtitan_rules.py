@@ -87,6 +87,7 @@ MODEL_FAMILY = input_rule(
     ),
     source="torchtitan/models",
     allowed="models like Llama 2 and 3, Mistral, Qwen3, Mixtral, DeepSeek-V2 and V3",
+    limit="files",
 )
 
 FLEX_ATTENTION = input_rule(
@@ -123,6 +124,7 @@ WHOLE_WEIGHTS = input_rule(
     reason="The written registry trains all weights and adds no adapters.",
     source="scope of this backend",
     allowed="task in pretrain, sft",
+    limit="planner",
 )
 
 LOSS_IMPLEMENTATION = input_rule(

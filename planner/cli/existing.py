@@ -194,6 +194,7 @@ def render(
         return
     if out is None:
         output.print_files(files)
+        output.print_lost(done.lost, beside=True)
         return
     output.print_lost(done.lost)
     output.print_written(written, done.document.request.cluster.nodes)

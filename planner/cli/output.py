@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from planner.cli.bars import memory_lines, time_lines
-from planner.cli.console import Justify, stdout, table
+from planner.cli.console import Justify, stderr, stdout, table
 from planner.service import start_commands
 from planner.service.why import largest_loss
 from planner.specs.cluster import Cluster
@@ -266,9 +266,9 @@ def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> 
     console.print(Text(f"\nNext: {command}", style="cyan"))
 
 
-def print_lost(lost: Sequence[str]) -> None:
-    """What another framework's files do not say."""
-    notes(stdout(), "Not carried over, or otherwise there", lost, style="yellow")
+def print_lost(lost: Sequence[str], *, beside: bool = False) -> None:
+    """What another framework's files do not say; ``beside`` the result, not in it."""
+    notes(stderr() if beside else stdout(), "Not carried over, or otherwise there", lost, style="yellow")
 
 
 def print_written(written: Sequence[Path], nodes: int) -> None:

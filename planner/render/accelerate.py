@@ -70,7 +70,7 @@ def build_fsdp(document: PlanDocument, plan: Plan) -> Bundle:
 def build_deepspeed(document: PlanDocument, plan: Plan) -> Bundle:
     """Files, launch data and advice for DeepSpeed through accelerate."""
     request, strategy = document.request, plan.strategy
-    config = machine_section(request.cluster) | deepspeed_sections(strategy, request.job)
+    config = machine_section(request.cluster) | deepspeed_sections(request.model, strategy, request.job)
     ds_config = deepspeed.ds_config(request.model, strategy)
     files = _files(document, strategy, config, deepspeed_arguments(strategy, ds_config))
     return Bundle(
@@ -102,13 +102,14 @@ def _files(
     document: PlanDocument, strategy: Strategy, config: dict[str, Any], arguments: dict[str, Any]
 ) -> dict[str, str]:
     """The three files that both kinds have."""
-    title = one_line(document.request.model.name)
+    model = document.request.model
+    title = one_line(model.name)
     return {
         CONFIG: f"# {title} on {strategy.gpus} GPUs.\n" + yaml.safe_dump(config, sort_keys=False),
         ARGUMENTS: json.dumps(arguments, indent=2) + "\n",
         SETUP: fill(
             "accelerate/plan_setup.py.j2",
-            {"title": title, "gpus": strategy.gpus, "constants": constants(strategy, document.request.job)},
+            {"title": title, "gpus": strategy.gpus, "constants": constants(model, strategy, document.request.job)},
         ),
     }
 
@@ -132,18 +133,21 @@ def _launch(*, leaf_modules: bool = False) -> Launch:
     )
 
 
-def constants(strategy: Strategy, job: Job) -> list[tuple[str, str, str]]:
+def constants(model: ModelSpec, strategy: Strategy, job: Job) -> list[tuple[str, str, str]]:
     """(name, value as Python source, remark) of ``plan_setup.py``."""
     return [
         ("SEQ_LEN", str(strategy.seq_len), "tokens of one packed sequence"),
-        ("ATTENTION", f'"{attention(strategy, job)}"', "Hugging Face attention implementation"),
+        ("ATTENTION", f'"{attention(model, job)}"', "Hugging Face attention implementation"),
         ("WEIGHTS", '"float32"' if strategy.precision == "fp32" else '"auto"', "number format the weights load in"),
     ]
 
 
-def attention(strategy: Strategy, job: Job) -> str:
-    """Context parallelism of FSDP2 exists for sdpa only (transformers/trainer.py, _prepare_context_parallel_inputs)."""
-    return "sdpa" if job.flash_attention else "eager"
+def attention(model: ModelSpec, job: Job) -> str:
+    """Context parallelism of FSDP2 exists for sdpa only (transformers/trainer.py, _prepare_context_parallel_inputs),
+    which models with attention sinks refuse (transformers/models/gpt_oss: _supports_sdpa)."""
+    if not job.flash_attention:
+        return "eager"
+    return "flex_attention" if model.sinks else "sdpa"
 
 
 def machine_section(cluster: Cluster) -> dict[str, Any]:
@@ -197,7 +201,7 @@ def fsdp_sections(strategy: Strategy) -> dict[str, Any]:
     return sections
 
 
-def deepspeed_sections(strategy: Strategy, job: Job) -> dict[str, Any]:
+def deepspeed_sections(model: ModelSpec, strategy: Strategy, job: Job) -> dict[str, Any]:
     """The DeepSpeed file and, for Ulysses, the sequence ranks.
 
     mixed_precision is left out: accelerate refuses it beside a DeepSpeed file (DeepSpeedPlugin,
@@ -222,7 +226,7 @@ def deepspeed_sections(strategy: Strategy, job: Job) -> dict[str, Any]:
             "parallelism_config_sp_backend": "deepspeed",
             "parallelism_config_sp_seq_length": strategy.seq_len,
             "parallelism_config_sp_seq_length_is_variable": False,
-            "parallelism_config_sp_attn_implementation": attention(strategy, job),
+            "parallelism_config_sp_attn_implementation": attention(model, job),
         }
     return sections
 

@@ -173,7 +173,10 @@ def setup_context(model: ModelSpec, strategy: Strategy, flash_attention: bool) -
     """What ``parallel_setup.py`` holds: only the helpers that this plan needs."""
     pipeline, ulysses, tensor = strategy.pp > 1, strategy.cp > 1, strategy.tp > 1
     leaf = model.moe is not None and strategy.zero_stage == 3
-    constants = [("RECOMPUTE", f'"{strategy.recompute.mode}"', "none or full")]
+    constants = [
+        ("RECOMPUTE", f'"{strategy.recompute.mode}"', "none or full"),
+        ("SEQ_LEN", str(strategy.seq_len), "tokens of a sequence, whole and without padding"),
+    ]
     if pipeline:
         constants += [("PIPELINE_STAGES", str(strategy.pp), ""), ("DATA_PARALLEL", str(strategy.dp), "")]
     if tensor:
@@ -181,7 +184,6 @@ def setup_context(model: ModelSpec, strategy: Strategy, flash_attention: bool) -
     if ulysses:
         constants += [
             ("SEQUENCE_RANKS", str(strategy.cp), "ranks that share one sequence"),
-            ("SEQ_LEN", str(strategy.seq_len), "tokens of the whole sequence"),
             ("MICRO_BATCH", str(strategy.micro_batch), "also train_micro_batch_size_per_gpu in ds_config.json"),
             (
                 "ATTENTION",

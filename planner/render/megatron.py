@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.backends.megatron import dispatches_once_per_domain, overlaps_tensor_parallel
+from planner.backends.megatron_rules import FROM_BLACKWELL
 from planner.errors import InputError
 from planner.render.bundle import Bundle
 from planner.render.engine import fill
@@ -20,9 +21,6 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan, PlanDocument
 from planner.specs.strategy import Strategy
-
-FROM_BLACKWELL = frozenset({"blackwell", "blackwell-ultra"})
-"""Architectures with block-scaled fp8 in hardware; Megatron counts all others, AMD's among them, as older."""
 
 
 def build(document: PlanDocument, plan: Plan) -> Bundle:

@@ -198,6 +198,4 @@ def _told(value: object) -> str:
         return f"{value[0]} each" if len(set(value)) == 1 else ",".join(map(str, value))
     if isinstance(value, bool):
         return "on" if value else "off"
-    if value is None:
-        return "none"
-    return str(value)
+    return "none" if value is None else str(value)

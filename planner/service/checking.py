@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planner.backends import get_backend
-from planner.backends.base import RuleContext
+from planner.backends.base import Limit, RuleContext
 from planner.cost.context import CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.params import total_params
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.reading import Configuration
+from planner.search.legality import Refusal
 from planner.service.advice import improvements, lacking
 from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
@@ -212,6 +213,9 @@ def examine(asked: CheckRequest) -> Checked:
     found = Checked(configuration, texts, findings=list(configuration.findings))
     found.model = _model(asked, found)
     found.cluster = _cluster(asked, found)
+    if found.cluster is not None:
+        architecture = found.cluster.accelerator.architecture
+        found.findings = [finding for finding in found.findings if architecture not in finding.unless]
     if found.model is None or found.cluster is None:
         return found
     if asked.profile is not None:
@@ -234,8 +238,8 @@ def examine(asked: CheckRequest) -> Checked:
     found.findings = [_of_no_consequence(each, completed.batch) for each in found.findings]
     broken = _broken_rules(context, completed)
     known = {finding.id for finding in found.findings}
-    found.findings += [finding for finding in broken if finding.id not in known]
-    _price(found, context, priced=not broken and not completed.findings)
+    found.findings += [_as_finding(refusal) for refusal in broken if refusal.rule.id not in known]
+    _price(found, context, completed, {refusal.rule.limit for refusal in broken})
     return found
 
 
@@ -261,10 +265,16 @@ def _joined(read: Sequence[Finding], completed: Sequence[Finding]) -> list[Findi
     return [*(each for each in read if each is not file_only), *placed]
 
 
-def _price(found: Checked, context: CostContext, *, priced: bool) -> None:
-    completed = found.completed
-    if completed is None or completed.batch is None or not priced:
+def _price(found: Checked, context: CostContext, completed: Completed, limits: set[Limit]) -> None:
+    """The estimate, unless the framework refuses the configuration or the cost model does not cover it."""
+    if completed.batch is None or completed.findings or "framework" in limits:
         found.warnings.append("not priced: the framework would refuse it")
+        return
+    if completed.unknown:
+        found.warnings.append(f"not priced: none of the files says {completed.unknown}")
+        return
+    if "planner" in limits:
+        found.warnings.append(f"not priced: no estimate covers what the warnings say of {context.backend.title}")
         return
     try:
         estimate = cost_estimate(context, completed.batch)
@@ -384,30 +394,33 @@ def _without_units(precision: str, accelerator: str, able: Sequence[str]) -> Fin
 
 
 def _implied_batch(read: Configuration, cluster: Cluster) -> int | None:
-    """Micro-batch times accumulation times replicas, where the file states the first two."""
+    """Micro-batch (1 where it is not stated) times accumulation times replicas, where the file states the second."""
     stated = read.strategy
-    dp = replicas(stated, cluster.gpus)
-    if stated.micro_batch is None or stated.grad_accum is None or dp is None:
+    dp = stated.dp or replicas(stated, cluster.gpus)
+    if stated.grad_accum is None or dp is None:
         return None
-    return stated.micro_batch * stated.grad_accum * dp
+    return (stated.micro_batch or 1) * stated.grad_accum * dp
 
 
-def _broken_rules(context: CostContext, completed: Completed) -> list[Finding]:
-    """Every rule of the framework that the configuration breaks, with the equation and what would be allowed."""
+def _broken_rules(context: CostContext, completed: Completed) -> list[Refusal]:
+    """Every rule that the configuration breaks."""
     if completed.batch is None:
         return []
     facts = RuleContext(context.model, context.cluster, completed.job, completed.batch, context.recompute_kinds)
-    return [
-        Finding(
-            id=rule.id,
-            severity="error",
-            message=f"{rule.reason} ({rule.source})",
-            got=rule.equation(facts, 0),
-            allowed=(rule.allowed(facts, 0) or "") if rule.allowed else "",
-        )
-        for rule, broken in context.backend.broken_rules(facts)
-        if broken[0]
-    ]
+    return [Refusal(rule, facts, 0) for rule, broken in context.backend.broken_rules(facts) if broken[0]]
+
+
+def _as_finding(refusal: Refusal) -> Finding:
+    """The rule with its equation and what would be allowed: wrong only where the framework itself refuses it."""
+    rule = refusal.rule
+    return Finding(
+        id=rule.id,
+        severity="error" if rule.limit == "framework" else "warning",
+        message=f"{rule.reason} ({rule.source})",
+        got=refusal.equation,
+        allowed=refusal.allowed or "",
+        hint="" if rule.limit == "framework" else "a limit of the planner: the framework itself may run this",
+    )
 
 
 def _suggested(found: Checked, progress: Progress | None) -> Plan | None:

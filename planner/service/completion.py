@@ -32,6 +32,8 @@ class Completed:
     """One row; None where the degrees or the batch do not add up."""
     assumptions: list[Assumption] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    unknown: str = ""
+    """What stands in no file, without which any price would be a guess."""
 
 
 def replicas(stated: StatedStrategy, gpus: int) -> int | None:
@@ -111,18 +113,20 @@ class _Completion:
         if dp is None:
             product = (s.tp or 1) * (s.cp or 1) * (s.pp or 1)
             self._say(
-                "mesh-fills-cluster",
+                "world-size",
                 f"{degrees} = {product} does not divide the {gpus} GPUs",
                 allowed=f"a product that divides {gpus}",
                 hint="change a degree or the number of processes",
             )
         elif s.dp is not None and s.dp != dp:
             self._say(
-                "mesh-fills-cluster",
+                "world-size",
                 f"{degrees} * dp({s.dp}) = {gpus // dp * s.dp}, but there are {gpus} GPUs",
                 allowed=f"dp({dp})",
                 hint=f"set the data-parallel size to {dp}, or start {gpus // dp * s.dp} processes",
             )
+            # Everything else is judged as the file has it: one wrong number is one finding.
+            return s.dp
         return dp
 
     def _batch_algebra(self, dp: int) -> tuple[int, int] | None:
@@ -158,7 +162,10 @@ class _Completion:
         kinds, kind, layers = self._recompute()
         if kinds is not None:
             backend = self.done.backend = backend.with_recompute(*kinds)
-        zero = s.zero_stage if s.zero_stage is not None else self._assume("zero_stage", 0, "not stated")
+        zero = s.zero_stage
+        if zero is None:
+            self.done.unknown = "how weights, gradients and optimizer are sharded"
+            zero = 0
         sequence_parallel = s.sequence_parallel
         if sequence_parallel is None:
             sequence_parallel = tp > 1 and backend.sequence_parallel_choices == (True,)

@@ -23,13 +23,8 @@ def load_configuration(paths: Sequence[Path], reader: str | None = None) -> tupl
     files: dict[str, str] = {}
     for path in paths:
         for name, text in _texts(path).items():
-            if files.setdefault(name, text) != text:
-                raise InputError(
-                    f"two of the files are called {name}",
-                    where=shown(str(path)),
-                    allowed="files of one configuration, with different names",
-                    hint="name one of the two",
-                )
+            # Files of one name in two folders are two files.
+            files[name if files.get(name, text) == text else _whole(path, name)] = text
     if not files:
         raise InputError("no file is given", where="FILE", hint="name a configuration file or its folder")
     return read_configuration(files, reader=reader), files
@@ -48,14 +43,18 @@ def _texts(path: Path) -> dict[str, str]:
         ) from problem
 
 
-def _about(path: Path) -> bool:
+def no_configuration(name: str) -> bool:
     """Whether a file of a folder was written for people, or by the planner for itself."""
-    return path.name == "plan.json" or path.suffix.lower() == ".md"
+    return name == "plan.json" or name.lower().endswith(".md")
+
+
+def _whole(path: Path, name: str) -> str:
+    return path.as_posix() if path.name == name else (path / name).as_posix()
 
 
 def _folder(folder: Path) -> dict[str, str]:
     """The text files of a folder, not of the folders in it."""
-    found = sorted(path for path in folder.iterdir() if path.is_file() and not _about(path))
+    found = sorted(path for path in folder.iterdir() if path.is_file() and not no_configuration(path.name))
     if not found:
         raise InputError(
             "this folder holds no configuration", where=shown(str(folder)), hint="name the folder that holds the files"

@@ -14,9 +14,12 @@ from planner.backends.base import NONE, RecomputeKind, RuleContext
 from planner.cost.context import CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InputError
+from planner.reading import read_configuration
+from planner.render import render_plan
 from planner.search.nearest import nearest
 from planner.service.advice import differences
 from planner.service.checking import CheckRequest, examine
+from planner.service.configurations import no_configuration
 from planner.service.document import make_document
 from planner.service.inputs import one_of
 from planner.service.profiles import context_of
@@ -76,8 +79,11 @@ def convert_files(asked: CheckRequest, target: str | None = None) -> Converted:
     source = found.configuration.backend
     name = source if target is None else target_name(target, source)
     done = _converted(request, found.plan.strategy, source, name)
-    lost = (*done.lost, *(f"not carried over: {setting}" for setting in found.configuration.unread))
-    notes = [f"read from {found.configuration.format}", *found.warnings]
+    again = _read_back(done.document)
+    dropped = [setting for setting in found.configuration.unread if setting not in again]
+    outside = [*(f"not carried over: {setting}" for setting in dropped), OUTSIDE_PLANS]
+    lost = (*done.lost, *outside)
+    notes = [f"read from {found.configuration.format}", *outside, *found.warnings]
     document = done.document.model_copy(
         update={
             "assumptions": tuple(found.assumptions),
@@ -85,6 +91,18 @@ def convert_files(asked: CheckRequest, target: str | None = None) -> Converted:
         }
     )
     return Converted(document, lost)
+
+
+OUTSIDE_PLANS = (
+    "not carried over: learning rate and schedule, constants of the optimizer, data and tokenizer, initialisation, "
+    "rotary base, checkpoints; the written files have placeholders or defaults for them"
+)
+
+
+def _read_back(document: PlanDocument) -> frozenset[str]:
+    """Settings without a counterpart in plans that the written files hold all the same."""
+    files = {name: text for name, text in render_plan(document).items() if not no_configuration(name)}
+    return frozenset(read_configuration(files).unread)
 
 
 SAME_JOB = ("tp", "cp", "pp", "ep", "micro_batch")

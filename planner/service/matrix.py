@@ -46,8 +46,10 @@ def _backend(backend: Backend) -> dict[str, Any]:
             {"optimizer": choice.device, "parameters": choice.parameters, "zero_stages": list(choice.zero_stages)}
             for choice in backend.offloads
         ],
-        "context_parallel": backend.habits.context_parallel_comm if max(seen.values["cp"]) > 1 else None,
-        "rules": [{"id": rule.id, "reason": rule.reason, "source": rule.source} for rule in backend.rules],
+        "context_parallel": backend.habits.context_parallel_comm if max(seen.values["cp"], default=1) > 1 else None,
+        "rules": [
+            {"id": rule.id, "reason": rule.reason, "source": rule.source, "limit": rule.limit} for rule in backend.rules
+        ],
     }
 
 
@@ -55,7 +57,7 @@ class _Seen:
     """Values that legal candidates of the probes have."""
 
     def __init__(self) -> None:
-        self.values: dict[str, set[int]] = {name: {0} for name in _COLUMNS}
+        self.values: dict[str, set[int]] = {name: set() for name in _COLUMNS}
         self.recompute: set[str] = set()
         self.hybrid = self.secondary = self.without_sequence_parallel = self.uneven = False
         self.precisions: set[str] = set()
@@ -75,8 +77,9 @@ class _Seen:
         batch = core.batch
         for name in _COLUMNS:
             self.values[name] |= set(np.unique(getattr(batch, name)).tolist())
-        whole = batch.dp * batch.cp
-        self.hybrid |= bool(((batch.shard_degree < whole) & (batch.zero_stage > 0)).any())
+        # Without context parallelism, whose ranks a framework may leave out of the shard group altogether.
+        alone = (batch.zero_stage > 0) & (batch.cp == 1)
+        self.hybrid |= bool((alone & (batch.shard_degree < batch.dp)).any())
         self.secondary |= bool((batch.secondary_shard_degree > 0).any())
         self.without_sequence_parallel |= bool(((batch.tp > 1) & ~batch.sequence_parallel).any())
         self.uneven |= core.free
@@ -87,7 +90,7 @@ class _Seen:
         }
 
     def expresses(self, backend: Backend) -> dict[str, Any]:
-        most = {name: max(values) > 1 for name, values in self.values.items()}
+        most = {name: max(values, default=0) > 1 for name, values in self.values.items()}
         return {
             "tp": most["tp"],
             "sequence_parallel": 1 in self.values["sequence_parallel"],

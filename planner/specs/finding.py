@@ -26,3 +26,5 @@ class Finding:
     """What would be accepted."""
     hint: str = ""
     """What to write or do instead."""
+    unless: frozenset[str] = frozenset()
+    """Architectures of accelerators on which it is not so; which ones a job runs on is known to none of its files."""

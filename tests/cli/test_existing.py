@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.render import RENDERED_BACKENDS
 from tests.cli.conftest import Cli
 
 MACHINES = ("--gpu", "h100", "--gpus", "128")
@@ -43,6 +44,20 @@ def test_a_plan_is_found_sound(cli: Cli, folder: Path) -> None:
     assert result.document.get("improvements", []) == []
     printed = cli("check", str(folder), *MACHINES)
     assert "legal, fits" in printed.out
+
+
+@pytest.mark.parametrize("backend", RENDERED_BACKENDS)
+def test_written_files_say_the_whole_plan(cli: Cli, tmp_path: Path, backend: str) -> None:
+    """Model and machines alone are given again: sequence length, batch and strategy stand in the files."""
+    asked = ("--model", "llama-3-8b", "--gpu", "h100", "--gpus", "8")
+    job = ("--seq-len", "2048", "--global-batch", "48")
+    assert cli("suggest", *asked, *job, "--backend", backend, "--out", str(tmp_path / "plan")).code == 0
+    best = json.loads((tmp_path / "plan" / "plan.json").read_text(encoding="utf-8"))["best"]
+    result = cli("check", str(tmp_path / "plan"), *asked, "--no-advise", "--json")
+    assert result.code == 0, result.out
+    assert result.document["plan"]["strategy"] == best["strategy"]
+    for figure in ("step_time_s", "peak_memory_bytes"):
+        assert result.document["plan"]["estimate"][figure] == pytest.approx(best["estimate"][figure], rel=1e-6)
 
 
 def test_everything_wrong_is_named_at_once(cli: Cli, folder: Path) -> None:
@@ -143,6 +158,35 @@ def test_a_configuration_goes_to_another_framework(cli: Cli, tmp_path: Path) -> 
     assert done.code == 0, done.err
     assert (target / "ds_config.json").is_file()
     assert isinstance(done.document["lost"], list)
+
+
+def test_what_is_not_carried_over_is_true(cli: Cli, tmp_path: Path) -> None:
+    """Buckets that the target's files hold, too, are carried; learning rate and data never are, and that is said."""
+    out = tmp_path / "ds"
+    few = ("--gpu", "h100", "--gpus", "8")
+    cli("suggest", "--model", "llama-3-8b", *few, "--backend", "deepspeed", "--out", str(out))
+    given = ("--from", str(out), "--model", "llama-3-8b", *few)
+    same = cli("render", *given, "--to", "accelerate-deepspeed")
+    other = cli("render", *given, "--to", "megatron")
+    assert (same.code, other.code) == (0, 0)
+    assert "not carried over: zero_optimization" not in same.out + same.err
+    assert "allgather_bucket_size" in other.out + other.err
+    assert all("learning rate" in done.out + done.err for done in (same, other))
+
+
+def test_files_of_one_name_are_two_files(cli: Cli, tmp_path: Path) -> None:
+    """config.yaml of the launcher and config.yaml of the script, each in its folder."""
+    texts = {
+        "launcher": "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n",
+        "script": "model_name_or_path: org/base\nper_device_train_batch_size: 3\noutput_dir: out\nmax_length: 2048\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text, encoding="utf-8")
+    paths = [str(tmp_path / name / "config.yaml") for name in texts]
+    for order in (paths, paths[::-1]):
+        strategy = cli("check", *order, "--model", "llama-3-8b", "--gpu", "h200", "--json").document["plan"]["strategy"]
+        assert (strategy["micro_batch"], strategy["zero_stage"]) == (3, 3)
 
 
 def test_one_thing_to_render(cli: Cli, folder: Path) -> None:

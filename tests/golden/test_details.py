@@ -7,9 +7,10 @@ import json
 import pytest
 
 from planner.backends import deepspeed as deepspeed_backend
+from planner.backends.megatron_rules import FROM_BLACKWELL
 from planner.catalog import load_accelerator
 from planner.render import render_plan
-from planner.render.megatron import FROM_BLACKWELL, layout_string
+from planner.render.megatron import layout_string
 from planner.render.megatron_model import _runs
 from planner.render.topology import Axis, Topology, node_table
 from planner.specs.strategy import Recompute

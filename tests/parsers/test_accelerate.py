@@ -20,6 +20,7 @@ import yaml
 from planner.errors import InputError
 from planner.reading import read_configuration
 from planner.render import render_plan, write_files
+from planner.render.accelerate import attention
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import LLAMA_8B, document
@@ -128,6 +129,33 @@ def check_verdict(kind: str, plan: PlanDocument, said: dict[str, Any]) -> None:
     # Ulysses ranks read different samples and work on them one after the other, all together.
     several = s.cp if kind == "accelerate-deepspeed" else 1
     assert said.get("distinct") in (None, s.micro_batch * s.dp * several)
+
+
+ATTENTION_OF = """
+import json
+from transformers.models.bloom.modeling_bloom import BloomPreTrainedModel as Bloom
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel as GptOss
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel as Llama
+from transformers.models.mpt.modeling_mpt import MptPreTrainedModel as Mpt
+
+print(json.dumps({
+    kind.__name__.removesuffix("PreTrainedModel").lower(): [
+        name for name in ("sdpa", "flex_attn", "flash_attn") if getattr(kind, f"_supports_{name}", False)
+    ]
+    for kind in (Bloom, GptOss, Llama, Mpt)
+}))
+"""
+
+
+def test_models_take_the_attention_that_is_written() -> None:
+    """transformers refuses a model with an attention that its class does not support."""
+    ran = subprocess.run([PYTHON, "-c", ATTENTION_OF], capture_output=True, text=True, check=True)
+    takes = json.loads(ran.stdout.splitlines()[-1])
+    assert takes["bloom"] == takes["mpt"] == [], "rule alibi-attention"
+    for name, model in (("gptoss", "gpt-oss-20b"), ("llama", "llama-3-8b")):
+        context = question(model, machines("h100", 16), "accelerate-fsdp", seq_len=4096, global_batch=64)
+        written = attention(context.model, context.job)
+        assert written.replace("attention", "attn") in takes[name], (name, written)
 
 
 # --- Broken files

@@ -51,7 +51,7 @@ def test_a_whole_strategy_stays_what_it_is(backend: str) -> None:
 def test_degrees_that_do_not_fill_the_machines() -> None:
     """Named with the equation; nothing is priced."""
     done = completed(tp=3, zero_stage=1)
-    assert ids(done) == ["mesh-fills-cluster"]
+    assert ids(done) == ["world-size"]
     assert "tp(3) * cp(1) * pp(1) = 3 does not divide the 64 GPUs" in done.findings[0].message
     assert done.batch is None
     wrong = completed(tp=8, dp=4, zero_stage=1)

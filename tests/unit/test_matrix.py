@@ -35,3 +35,10 @@ def test_every_framework_and_a_filter(rows: dict[str, dict[str, Any]]) -> None:
     """In the order of the registry; a part of a name picks some."""
     assert list(rows) == list(BACKENDS)
     assert [row["id"] for row in list_backends("deepspeed")] == [name for name in BACKENDS if "deepspeed" in name]
+
+
+def test_only_what_the_space_holds(rows: dict[str, dict[str, Any]]) -> None:
+    """accelerate's FSDP2 has no unsharded stage; nanotron shards over all replicas or none."""
+    assert rows["accelerate-fsdp"]["zero_stages"] == [2, 3]
+    assert not rows["nanotron"]["expresses"]["hybrid_shard"]
+    assert rows["fsdp"]["expresses"]["hybrid_shard"]

@@ -527,7 +527,8 @@ def test_dump() -> None:
     assert configuration.flash_attention is False
     assert stated.offload is None
     assert configuration.model is None
-    assert ids(configuration) == {"fp32-training", "distributed-optimizer-off", "sequence-parallel-off"}
+    # One replica: there is nothing to shard the optimizer over.
+    assert ids(configuration) == {"fp32-training", "sequence-parallel-off"}
     assert configuration.unread == ("arguments that the excerpt does not show",)
 
 

@@ -308,6 +308,8 @@ def test_megatron_defaults_of_the_plugin() -> None:
     assert (found.backend, s.tp, s.pp, s.cp, s.dp, s.zero_stage, s.shard_degree) == ("megatron", 2, 2, 2, 2, 1, 4)
     assert (s.grad_accum, s.sequence_parallel, s.recompute) == (8, True, Recompute(mode="full"))
     assert {"megatron-context-default", "megatron-recompute-default"} <= set(ids(found))
+    config["megatron_lm_config"]["megatron_lm_recompute_activations"] = True
+    assert "ignored-key" in ids(read(config, ARGUMENTS))
     config["megatron_lm_config"]["megatron_lm_context_parallel_size"] = 1
     assert read(config).strategy.dp == 4
 
@@ -435,6 +437,63 @@ def test_recipes_that_name_a_deepspeed_file() -> None:
     assert (
         caught.value.hint == f"`{command}` prices the strategy; that is of all weights: adapters (lora) are not planned"
     )
+
+
+@pytest.mark.parametrize(
+    ("tool", "more", "said"),
+    [
+        ("axolotl", "tensor_parallel_size: 2\ndp_shard_size: 4\nfp8: true\n", ("2 (tp)", "4 (GPUs of", "fp8 = true")),
+        ("axolotl", "fsdp_config:\n  offload_params: true\n", ("offload_params = true", "fsdp = full_shard")),
+        ("LLaMA-Factory", "pipeline_model_parallel_size: 4\nexpert_model_parallel_size: 2\n", ("4 (pp)", "2 (ep)")),
+        ("LLaMA-Factory", "quantization_bit: 4\nper_device_train_batch_size: 1\n", ("= 4 (bits", "= 1 (--micro")),
+    ],
+)
+def test_recipes_tell_every_degree(tool: str, more: str, said: tuple[str, ...]) -> None:
+    """Degrees, precision and offload stand in the error; what is off or commented out does not."""
+    with pytest.raises(InputError) as caught:
+        read_configuration({"recipe.yaml": RECIPES[tool] + more + "load_in_8bit: false\n# context_parallel_size: 8\n"})
+    assert caught.value.got is not None
+    assert all(text in caught.value.got for text in said), caught.value.got
+    assert "8" not in caught.value.got.replace("8192", "").replace("fp8", "")
+
+
+def test_a_recipe_beside_accelerates_file_is_not_passed_over() -> None:
+    """accelerate's file is read; the tool's own is named with what it says."""
+    found = read_configuration({"a.yaml": yaml.safe_dump(with_fsdp()), "sft.yaml": RECIPES["LLaMA-Factory"]})
+    told = next(finding for finding in found.findings if finding.id == "recipe-not-read")
+    assert "cutoff_len = 8192" in told.got
+
+
+SCRIPT = """
+# Arguments of the model
+model_name_or_path: org/base
+torch_dtype: bfloat16
+dataset_name: org/data
+bf16: true
+gradient_checkpointing: true
+gradient_accumulation_steps: 4
+per_device_train_batch_size: 2
+max_prompt_length: 512
+max_completion_length: 1536
+use_peft: true
+reward_funcs: [accuracy]
+output_dir: out
+"""
+
+
+def test_arguments_of_a_script_in_yaml() -> None:
+    """Batch, precision, recomputation, model and task; the names of other classes are no mistakes, a misspelling is.
+    Alone the file leaves the sharding open."""
+    alone = read_configuration({"sft.yaml": SCRIPT})
+    s = alone.strategy
+    assert (s.micro_batch, s.grad_accum, s.recompute) == (2, 4, Recompute(mode="full"))
+    assert (alone.model_name, alone.task, alone.seq_len, alone.precision) == ("org/base", "lora", 2048, "bf16")
+    assert (s.zero_stage, ids(alone)) == (None, ["sharding-elsewhere"])
+    wrong = read_configuration({"sft.yaml": SCRIPT + "gradient_checkpoint: true\n"})
+    assert "gradient_checkpointing" in next(f.hint for f in wrong.findings if f.id == "unknown-argument")
+    launched = read_configuration({"a.yaml": yaml.safe_dump(with_fsdp()), "sft.yaml": SCRIPT})
+    assert (launched.backend, launched.strategy.micro_batch) == ("accelerate-fsdp", 2)
+    assert (launched.strategy.zero_stage, launched.model_name) == (3, "org/base")
 
 
 # --- Whatever the bytes

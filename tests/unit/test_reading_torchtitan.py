@@ -70,6 +70,27 @@ def test_toml_of_earlier_versions() -> None:
     assert ids(found) == []
 
 
+def test_the_float8_switch_of_old_files() -> None:
+    """Before 0.1 a switch, now a converter: read as fp8 and named with what to write; switched off it is nothing."""
+    old = TOML + "[float8]\nenable_float8_linear = {}\n"
+    found = read(old.format("true"), "train.toml")
+    assert found.precision == "fp8"
+    assert [f.hint for f in found.findings if f.id == "renamed-field"] == ['write model.converters = ["float8"]']
+    assert read(old.format("false"), "train.toml").precision == "bf16"
+
+
+def test_settings_of_converters_count_with_the_converter_only() -> None:
+    """Stock files carry tables for float8 whose converter is commented out."""
+    tables = '[quantize.grouped_mm.float8]\nfqns = ["experts"]\n'
+    plain = read(TOML + tables, "train.toml")
+    assert plain.precision == "bf16"
+    assert not any("quantize" in text for text in plain.unread)
+    experts = TOML.replace('flavor = "8B"', 'flavor = "8B"\nconverters = ["quantize.grouped_mm.float8"]') + tables
+    converted = read(experts, "train.toml")
+    assert converted.precision == "bf16"
+    assert any("quantize.grouped_mm.float8" in text for text in converted.unread)
+
+
 def test_toml_behind_the_script_that_starts_it() -> None:
     """GPUs come from the script, flags win over the file, and -1 becomes what is left."""
     found = read('NGPU=16 CONFIG_FILE="./train.toml" ./run_train.sh --training.local-batch-size 4', train__toml=TOML)
@@ -289,3 +310,11 @@ def test_damaged_files_end_in_findings_or_an_input_error() -> None:
             refused += 1
     assert answered > 100
     assert refused > 5
+
+
+def test_a_missing_base_file_leaves_the_model_open() -> None:
+    """run_train.sh names a TOML file that is not given: which model it trains is not guessed."""
+    found = read("NGPU=8 CONFIG_FILE=./train.toml ./run_train.sh --parallelism.tensor_parallel_degree=4\n")
+    assert found.model_name is None
+    assert any("train.toml" in text for text in found.unread)
+    assert not any("flavor" in text for text in found.unread)

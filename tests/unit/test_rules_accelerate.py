@@ -56,6 +56,7 @@ FSDP_CASES = [
     ),
     RuleCase("shard-group", single, {"zero_stage": 0, "shard_degree": 1}, ("shard_degree(1)", "zero_stage(0)")),
     RuleCase("replicas-with-context", context, {"shard_degree": 4}, ("cp(4)", "dp(4)", "dp_shard_size 1")),
+    RuleCase("alibi-attention", single, {"model": llama8b(position="alibi")}, ("flash_attention(True)", "alibi")),
 ]
 DEEPSPEED_CASES = [
     RuleCase(
@@ -64,6 +65,7 @@ DEEPSPEED_CASES = [
         {"pp": 2, "dp": 8, "shard_degree": 8, "schedule": "1f1b", "stage_layers": [16, 16]},
         ("pp(2), must be 1",),
     ),
+    RuleCase("alibi-attention", zero, {"model": llama8b(position="alibi")}, ("flash_attention(True)", "alibi")),
 ]
 
 

@@ -136,3 +136,11 @@ SUBCLASS_ARGUMENTS = _names(
     truncation_mode activation_offloading beta max_prompt_length max_completion_length"""
 )
 """Arguments that TRL's and transformers' own subclasses add."""
+
+SCRIPT_ARGUMENTS = _names(
+    """model_name_or_path model_revision dtype torch_dtype attn_implementation trust_remote_code use_peft lora_r
+    lora_alpha lora_dropout lora_target_modules lora_modules_to_save load_in_4bit load_in_8bit bnb_4bit_quant_type
+    use_bnb_nested_quant dataset_name dataset_config dataset_mixture dataset_train_split dataset_test_split
+    dataset_streaming gradient_checkpointing_use_reentrant ignore_bias_buffers"""
+)
+"""Arguments of the model and the data set that stand beside them in files of TRL's scripts."""

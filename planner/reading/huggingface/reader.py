@@ -18,6 +18,7 @@ from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.deepspeed.reader import read_deepspeed
 from planner.reading.huggingface import keys
 from planner.reading.huggingface.fsdp import Sharding, yaml_sharding
+from planner.reading.huggingface.recipes import recipe_of
 from planner.reading.huggingface.training_arguments import (
     TrainerSays,
     arguments_of,
@@ -27,6 +28,7 @@ from planner.reading.huggingface.training_arguments import (
     world_size,
 )
 from planner.reading.huggingface.values import FALSE, Section, read_json, read_yaml, shown
+from planner.specs.finding import Finding
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, Recompute, Schedule
 
@@ -94,6 +96,7 @@ class AccelerateReader:
         top = _loaded(files, name)
         arguments = find_arguments({other: text for other, text in files.items() if other != name})
         says = arguments_of(files, arguments) if arguments else None
+        _check_recipe(top, {other: text for other, text in files.items() if other != name})
         configuration = _read_config(top, says, files)
         return _with_setup(_collected(configuration, top, says), files)
 
@@ -102,15 +105,17 @@ class TrainingArgumentsReader:
     """The Trainer's arguments without accelerate's file."""
 
     name = "training-arguments"
-    title = "Hugging Face TrainingArguments (JSON)"
+    title = "Hugging Face TrainingArguments (JSON, or YAML of TRL's scripts)"
 
     def recognises(self, files: Files) -> bool:
         return find_arguments(files) is not None
 
     def read(self, files: Files) -> Configuration:
-        name = find_arguments(files) or next((name for name in sorted(files) if name.endswith(".json")), None)
+        name = find_arguments(files) or next(
+            (name for name in sorted(files) if name.endswith((".json", ".yaml", ".yml"))), None
+        )
         if name is None:
-            raise InputError("there is no JSON file among these", where=", ".join(sorted(files)))
+            raise InputError("there is no JSON or YAML file among these", where=", ".join(sorted(files)))
         says = arguments_of(files, name)
         machines = Machines(gpus=world_size(says.section), gpus_per_node=None)
         mesh = _mesh(says.section.section("parallelism_config"), yaml_file=False)
@@ -126,6 +131,10 @@ class TrainingArgumentsReader:
                 hint="give the configuration that accelerate launch was started with, too",
             )
             configuration = _replicated(says.section, says, machines, None)
+            if name.endswith((".yaml", ".yml")):
+                # A script's own file never says how it is launched.
+                unknown = replace(configuration.strategy, zero_stage=None, shard_degree=None)
+                configuration = replace(configuration, strategy=unknown)
         told = replace(configuration, format="Hugging Face TrainingArguments")
         return _with_setup(_collected(told, says.section, says), files)
 
@@ -165,6 +174,24 @@ def _read_config(top: Section, says: TrainerSays | None, files: Files) -> Config
     if kind == "MEGATRON_LM":
         return _megatron(top, says, machines, stated)
     return _replicated(top, says, machines, stated)
+
+
+def _check_recipe(top: Section, others: Files) -> None:
+    """A tool's own file beside accelerate's: what it says of the job is not read."""
+    found = recipe_of(others)
+    if found is None:
+        return
+    name, recipe = found
+    top.notes.findings.append(
+        Finding(
+            id="recipe-not-read",
+            severity="warning",
+            message=f"{name} is for {recipe.title}, which has rules of its own: it is not read",
+            where=name,
+            got=recipe.says(others[name]),
+            hint="give what it says of model, sequence length and batch as options",
+        )
+    )
 
 
 def _refuse_elsewhere(top: Section) -> None:
@@ -430,7 +457,7 @@ def _deepspeed(
         inner = read_deepspeed(config, arguments=settled, where=where, gpus=counted)
     elif says is not None:
         inner = replace(inner, strategy=StatedStrategy(micro_batch=says.micro_batch, grad_accum=says.grad_accum))
-    tp = inner.strategy.tp
+    tp = inner.strategy.tp if found is not None else 1
     dp = counted // tp if counted is not None and tp is not None and counted % tp == 0 else None
     _check_sequence_ranks(top, mesh, dp)
     if mesh.cp > 1 or mesh.tp > 1:
@@ -559,6 +586,12 @@ def _inline(section: Section, stated: Precision | None, says: TrainerSays | None
 
 def _replicated(top: Section, says: TrainerSays | None, machines: Machines, stated: Precision | None) -> Configuration:
     """DistributedDataParallel, or one process: nothing is sharded."""
+    if says is not None and (loaded := says.section.word("dtype") or says.section.word("torch_dtype")) not in (
+        None,
+        "auto",
+        "float32",
+    ):
+        says.section.notes.skip(f"dtype: {loaded} (weights and optimizer in 16 bits are priced as fp32)")
     return Configuration(
         format="accelerate with DistributedDataParallel",
         backend="fsdp",
@@ -642,6 +675,14 @@ def _megatron(top: Section, says: TrainerSays | None, machines: Machines, stated
 
 def _megatron_recompute(config: Section) -> Recompute | None:
     """The plugin asks for full recomputation of every layer unless told otherwise."""
+    if config.truth("megatron_lm_recompute_activations", False):
+        config.add(
+            "ignored-key",
+            "warning",
+            "accelerate reads megatron_lm_recompute_activations and gives it to nobody",
+            "megatron_lm_recompute_activations",
+            hint="megatron_lm_recompute_granularity: selective is what it means in Megatron-LM",
+        )
     granularity = (config.word("megatron_lm_recompute_granularity") or "full").lower()
     if granularity == "selective":
         return Recompute(mode="selective", modules=("core_attn",))
@@ -710,6 +751,8 @@ def _collected(configuration: Configuration, top: Section, says: TrainerSays | N
         configuration,
         whole_copies=_whole_copies(configuration, top),
         seq_len=configuration.seq_len or (says.seq_len if says is not None else None),
+        model_name=configuration.model_name or (says.model_name if says is not None else None),
+        task=configuration.task or (says.task if says is not None else None),
         findings=(*(finding for note in notes for finding in note.findings), *configuration.findings),
         unread=tuple(dict.fromkeys([*(text for note in notes for text in note.unread), *configuration.unread])),
     )

@@ -28,6 +28,12 @@ class Recipe:
     instead: str
     """The file to give instead."""
 
+    def says(self, text: str) -> str:
+        """The settings of a file that bear on memory or speed; what is switched off is not one of them."""
+        text = _COMMENT.sub("", text)
+        found = [(key, told, _value(text, key)) for key, told in self.values]
+        return "; ".join(f"{key} = {value} ({told})" for key, told, value in found if value not in _OFF)
+
 
 def _keys(*names: str) -> tuple[re.Pattern[str], ...]:
     """Top-level YAML keys."""
@@ -43,9 +49,26 @@ RECIPES = (
             ("sequence_len", "--seq-len"),
             ("micro_batch_size", "--micro-batch"),
             ("gradient_accumulation_steps", "micro-batches of a step"),
+            ("dp_replicate_size", "replicas of the shard group"),
+            ("dp_shard_size", "GPUs of a shard group"),
+            ("tensor_parallel_size", "tp"),
+            ("context_parallel_size", "cp"),
+            ("sequence_parallel_degree", "cp"),
+            ("expert_parallel_size", "ep"),
             ("adapter", "task"),
             ("load_in_4bit", "4-bit weights"),
+            ("load_in_8bit", "8-bit weights"),
+            ("bf16", "precision"),
+            ("fp16", "precision"),
+            ("fp8", "precision"),
+            ("gradient_checkpointing", "recomputation"),
+            ("activation_offloading", "activations in host memory"),
+            ("optimizer", "optimizer"),
             ("fsdp", "sharding"),
+            ("fsdp_version", "FSDP"),
+            ("reshard_after_forward", "ZeRO 3, else 2"),
+            ("offload_params", "offload"),
+            ("fsdp_offload_params", "offload"),
             ("deepspeed", "DeepSpeed file"),
         ),
         "the DeepSpeed file that it names, or training_args of a run (the Trainer's arguments as JSON) with the "
@@ -53,15 +76,35 @@ RECIPES = (
     ),
     Recipe(
         "LLaMA-Factory",
-        _keys("model_name_or_path", "(?:finetuning_type|cutoff_len)"),
+        _keys("model(?:_name_or_path)?", "(?:finetuning_type|cutoff_len)"),
         (
             ("model_name_or_path", "--model"),
+            ("model", "--model"),
             ("cutoff_len", "--seq-len"),
             ("per_device_train_batch_size", "--micro-batch"),
+            ("micro_batch_size", "--micro-batch"),
             ("gradient_accumulation_steps", "micro-batches of a step"),
+            ("tensor_model_parallel_size", "tp"),
+            ("sequence_parallel", "sequence parallelism"),
+            ("pipeline_model_parallel_size", "pp"),
+            ("expert_model_parallel_size", "ep"),
+            ("cp_size", "cp"),
+            ("ep_size", "ep"),
+            ("recompute_granularity", "recomputation"),
+            ("use_distributed_optimizer", "ZeRO 1"),
+            ("disable_gradient_checkpointing", "no recomputation"),
             ("finetuning_type", "task"),
-            ("deepspeed", "DeepSpeed file"),
+            ("quantization_bit", "bits of a weight"),
+            ("bf16", "precision"),
+            ("fp16", "precision"),
             ("pure_bf16", "no fp32 master weights"),
+            ("fp8", "precision"),
+            ("optim", "optimizer"),
+            ("use_galore", "optimizer"),
+            ("use_badam", "optimizer"),
+            ("fsdp", "sharding"),
+            ("deepspeed", "DeepSpeed file"),
+            ("config_file", "DeepSpeed file"),
         ),
         "the DeepSpeed file that it names under deepspeed: (memory is decided there), or the accelerate configuration "
         "for FSDP",
@@ -94,10 +137,10 @@ class RecipeReader:
     title = "axolotl, LLaMA-Factory and verl files (recognised, not read)"
 
     def recognises(self, files: Files) -> bool:
-        return _found(files) is not None
+        return recipe_of(files) is not None
 
     def read(self, files: Files) -> Configuration:
-        found = _found(files)
+        found = recipe_of(files)
         if found is None:
             raise InputError(
                 "this is no file of a tool that is known here",
@@ -109,7 +152,7 @@ class RecipeReader:
         raise InputError(
             f"this file is for {recipe.title}, which chooses sharding, precision and batch by rules of its own",
             where=name,
-            got="; ".join(f"{key} = {value} ({told})" for told, (key, value) in values.items()) or None,
+            got=recipe.says(files[name]) or None,
             allowed=recipe.instead,
             hint=_command({told: value for told, (_, value) in values.items()}),
         )
@@ -128,7 +171,8 @@ def _command(values: Mapping[str, str]) -> str:
     return f"`{command}` prices the strategy{adapters}"
 
 
-def _found(files: Files) -> tuple[str, Recipe] | None:
+def recipe_of(files: Files) -> tuple[str, Recipe] | None:
+    """The first file of such a tool, by its keys."""
     for name in sorted(files):
         if name.endswith((".py", ".md", ".json")):
             continue
@@ -138,7 +182,14 @@ def _found(files: Files) -> tuple[str, Recipe] | None:
     return None
 
 
+_COMMENT = re.compile(r"(?:^|(?<=[ \t]))#.*$", re.M)
+_OFF = ("", "false", "null", "~")
+
+
 def _value(text: str, key: str) -> str:
-    """What a line says of ``key``, in YAML or as a Hydra override; empty where nothing stands."""
+    """What a line says of ``key``, in YAML (a list of words, too) or as a Hydra override; empty where it is missing."""
     found = re.search(rf"(?:^|[\s+]){re.escape(key)}[ \t]*[:=][ \t]*([^\s#]+)", text, re.M)
-    return found.group(1)[:80] if found else ""
+    if found:
+        return found.group(1)[:80]
+    items = re.search(rf"^{re.escape(key)}[ \t]*:[ \t]*((?:\n[ \t]*- [ \t]*[\w.-]+)+)", text, re.M)
+    return ", ".join(re.findall(r"- [ \t]*([\w.-]+)", items.group(1)))[:80] if items else ""

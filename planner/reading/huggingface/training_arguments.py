@@ -1,7 +1,8 @@
-"""The Trainer's arguments (TrainingArguments.to_json_string, or a JSON file that fills them) in the planner's words.
+"""The Trainer's arguments (TrainingArguments.to_json_string, or JSON and YAML files that fill them) in the planner's
+words.
 
 They hold batch, precision and recomputation; sharding only where they name DeepSpeed or FSDP themselves, and never the
-number of GPUs.
+number of GPUs.  YAML files, as TRL's scripts take them, hold arguments of the model and of the data set, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from planner.errors import InputError
 from planner.reading.configuration import Files
 from planner.reading.huggingface import keys
 from planner.reading.huggingface.fsdp import Sharding, argument_sharding
-from planner.reading.huggingface.values import Notes, Section, read_json, shown, whole
+from planner.reading.huggingface.recipes import recipe_of
+from planner.reading.huggingface.values import Notes, Section, read_json, read_yaml, shown, whole
+from planner.specs.job import Task
 from planner.specs.strategy import Recompute
 
 DEFAULT_MICRO_BATCH = 8
@@ -25,6 +28,7 @@ DEFAULT_MICRO_BATCH = 8
 MARKED = frozenset({"per_device_train_batch_size", "output_dir"})
 MARKS = re.compile(rf'"(?:{"|".join(sorted(MARKED))})"')
 """Keys by which the arguments are known."""
+YAML_MARK = re.compile(r"^per_device_train_batch_size\s*:", re.M)
 
 ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused")
 """Optimizers with fp32 master weights and two fp32 moments, as plans count them."""
@@ -42,6 +46,10 @@ UNMODELLED = {
     "ddp_bucket_cap_mb": "size of gradient buckets",
     "ddp_static_graph": "",
     "train_sampling_strategy": "order of samples by length",
+    "load_in_4bit": "weights in 4 bits",
+    "load_in_8bit": "weights in 8 bits",
+    "use_vllm": "generation, and its memory, are not part of a step",
+    "num_generations": "generation is not part of a step",
 }
 """Switches that bear on speed or memory and are not modelled."""
 
@@ -63,6 +71,8 @@ class TrainerSays:
     """The configuration (a mapping) or the name of its file; None without DeepSpeed."""
     sync_each_batch: bool
     seq_len: int | None
+    model_name: str | None = None
+    task: Task | None = None
 
     def settled(self) -> dict[str, Any]:
         """The set arguments, aliases resolved: what stands for ``auto`` in a DeepSpeed file."""
@@ -76,6 +86,8 @@ def find_arguments(files: Files) -> str | None:
     """The file that holds TrainingArguments, by its keys."""
     for name in sorted(files, key=lambda name: (not name.endswith("training_arguments.json"), name)):
         text = files[name].lstrip("\ufeff \t\r\n")
+        if _is_yaml(name) and YAML_MARK.search(text) and recipe_of({name: text}) is None:
+            return name
         if not text.startswith("{") or not (name.endswith("training_arguments.json") or MARKS.search(text)):
             continue
         try:
@@ -88,15 +100,22 @@ def find_arguments(files: Files) -> str | None:
     return None
 
 
+def _is_yaml(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
 def arguments_of(files: Files, name: str) -> TrainerSays:
     """The arguments in the file ``name``."""
+    if _is_yaml(name):
+        return read_arguments(read_yaml(files[name], name), shared=True)
     notes = Notes(name)
     return read_arguments(Section(read_json(files[name], name), notes))
 
 
-def read_arguments(section: Section) -> TrainerSays:
-    """Everything that the arguments say, with findings for what transformers refuses or ignores."""
-    _unknown(section)
+def read_arguments(section: Section, *, shared: bool = False) -> TrainerSays:
+    """Everything that the arguments say, with findings for what transformers refuses or ignores; ``shared`` where the
+    file holds other arguments of the script beside them."""
+    _unknown(section, shared)
     _unmodelled(section)
     bf16, fp16 = section.truth("bf16", False), section.truth("fp16", False)
     if bf16 and fp16:
@@ -123,8 +142,17 @@ def read_arguments(section: Section) -> TrainerSays:
         sharding=argument_sharding(section),
         deepspeed=section.values.get("deepspeed") or None,
         sync_each_batch=bool(steps.truth("sync_each_batch", False)),
-        seq_len=next((n for key in ("max_length", "max_seq_length", "cutoff_len") if (n := section.count(key))), None),
+        seq_len=_seq_len(section),
+        model_name=section.word("model_name_or_path"),
+        task="lora" if section.truth("use_peft", False) else None,
     )
+
+
+def _seq_len(section: Section) -> int | None:
+    """The longest sequence: stated whole, or as prompt and completion."""
+    whole_ = next((n for key in ("max_length", "max_seq_length", "cutoff_len") if (n := section.count(key))), None)
+    prompt, completion = section.count("max_prompt_length"), section.count("max_completion_length")
+    return whole_ if whole_ or not (prompt and completion) else prompt + completion
 
 
 def _accumulation(section: Section, steps: Section, accumulated: int | None) -> int | None:
@@ -157,8 +185,9 @@ def _recompute(section: Section) -> Recompute | None:
     return Recompute(mode="full")
 
 
-def _unknown(section: Section) -> None:
-    """Names that TrainingArguments does not have: it stops at the first one."""
+def _unknown(section: Section, shared: bool) -> None:
+    """Names that TrainingArguments does not have: it stops at the first one.  In a shared file another class may have
+    them, unless they are nearly one of its own."""
     for name in section.values:
         if name in keys.ARGUMENTS or name in keys.SUBCLASS_ARGUMENTS or name.startswith("_"):
             continue
@@ -173,6 +202,8 @@ def _unknown(section: Section) -> None:
             )
             continue
         near = get_close_matches(name, keys.ARGUMENTS, n=1, cutoff=0.85)
+        if shared and (not near or name in keys.SCRIPT_ARGUMENTS):
+            continue
         section.add(
             "unknown-argument",
             "error" if near else "warning",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from planner.backends.megatron_rules import FROM_BLACKWELL
 from planner.reading.megatron.flags import Stated
 from planner.specs.finding import Finding, Severity
 
@@ -120,7 +121,8 @@ def _idle_sequence_parallel(s: Setting) -> Finding | None:
 
 
 def _distributed_optimizer(s: Setting) -> Finding | None:
-    if s.sharded_framework or not s.off("use-distributed-optimizer"):
+    alone = s.dp is not None and s.dp * s.cp == 1
+    if s.sharded_framework or alone or not s.off("use-distributed-optimizer"):
         return None
     copies = f"all dp({s.dp}) * cp({s.cp}) ranks keep" if s.dp else "every data-parallel rank keeps"
     return _found(
@@ -158,6 +160,7 @@ def _max_connections(s: Setting) -> Finding | None:
         where=CONNECTIONS,
         allowed="1",
         hint=f"export {CONNECTIONS}=1, unless the container or the GPUs (Blackwell and newer) make it needless",
+        unless=FROM_BLACKWELL,
     )
 
 

@@ -29,8 +29,8 @@ def read_model(notes: Notes, config: Any) -> tuple[ModelSpec | None, bool]:
     if other:
         notes.find(
             "model-class",
-            "error",
-            f"plans exist for the Llama and Qwen2 models only; this says {other}",
+            "warning",
+            f"only the Llama and Qwen2 models are read; this says {other}",
             *PATH,
             other,
             allowed="is_llama_config or is_qwen2_config",

@@ -108,6 +108,8 @@ RENAMED: dict[str, str] = {
     "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
     "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
     "training.enable_fp8_linear": "model.converters",
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    "float8.enable_float8_linear": "model.converters",
     "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
     "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
     "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
@@ -116,7 +118,10 @@ RENAMED: dict[str, str] = {
 }
 """Names before 0.1 and what they became."""
 
-SAME_MEANING = frozenset(RENAMED) - {"training.enable_fp8_linear", "experimental.pipeline_parallel_microbatches"}
+FLOAT8_SWITCHES = frozenset({"training.enable_fp8_linear", "float8.enable_float8_linear"})
+"""Switches for what is now the word float8 among the converters."""
+
+SAME_MEANING = frozenset(RENAMED) - FLOAT8_SWITCHES - {"experimental.pipeline_parallel_microbatches"}
 """Renamed fields whose value still means the same."""
 
 MODELS: dict[tuple[str, str], str] = {

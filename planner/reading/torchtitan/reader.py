@@ -20,13 +20,14 @@ from planner.reading.torchtitan.fields import (
     ATTENTION_SUFFIXES,
     CLOSED_SECTIONS,
     FIELDS,
+    FLOAT8_SWITCHES,
     MODELS,
     RENAMED,
     SAME_MEANING,
 )
 from planner.reading.torchtitan.sources import Gathered, Setting, gather, looks_like_command, looks_like_toml
 from planner.specs.finding import Finding, Severity
-from planner.specs.job import Precision
+from planner.specs.job import Loss, Precision
 from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 from planner.specs.strategy import Offload, Recompute, Schedule
 
@@ -133,7 +134,7 @@ class _Interpretation:
             seq_len=self._if_defined(self._value("training.seq_len"), "training.seq_len"),
             global_batch=total,
             precision=self._if_defined(precision, "training.mixed_precision_param"),
-            loss="eager" if self.era == "toml" or self.read.plan.get("LOSS_CHUNKS") == 1 else "chunked",
+            loss=self._loss(model),
             flash_attention=True,
             task="sft" if self.read.task == "sft" else None,
             strategy=strategy,
@@ -144,7 +145,7 @@ class _Interpretation:
 
     # --- Values
 
-    def _say(self, name: str, message: str, where: str, severity: Severity = "error", **words: str) -> None:
+    def _say(self, name: str, message: str, where: str, severity: Severity = "error", **words: Any) -> None:
         self.findings.append(Finding(id=name, severity=severity, message=message, where=where, **words))
 
     def _accept(self, name: str, setting: Setting) -> None:
@@ -183,10 +184,13 @@ class _Interpretation:
             f"{name} is called {RENAMED[name]} since torchtitan 0.1",
             setting.where,
             "error",
-            hint=f"write {RENAMED[name]}",
+            hint=f"write {RENAMED[name]}" + (' = ["float8"]' if name in FLOAT8_SWITCHES else ""),
         )
         if name in SAME_MEANING:
             self._accept(RENAMED[name], setting)
+        elif name in FLOAT8_SWITCHES:
+            if _converted(setting.value, "switch"):
+                self._accept(RENAMED[name], Setting("float8", setting.where))
         else:
             self.unread.append(f"{name} ({setting.where})")
 
@@ -231,6 +235,8 @@ class _Interpretation:
         if self.read.plan:
             return self._planned_model(), None
         module, flavor = self.read.module, self.read.flavor
+        if self.undefined.intersection(("model.name", "model.flavor")):
+            return None, None
         if self.era == "toml":
             module, flavor = str(self._value("model.name")), str(self._value("model.flavor"))
         if module is None or flavor is None:
@@ -409,14 +415,22 @@ class _Interpretation:
             )
         return piece, None, total
 
+    def _loss(self, model: ModelSpec | None) -> Loss | None:
+        """In chunks from 0.3 on, unless a plan has one chunk; prediction blocks have a loss of their own."""
+        if self.read.plan and model is not None and model.mtp_layers:
+            return None
+        return "eager" if self.era == "toml" or self.read.plan.get("LOSS_CHUNKS") == 1 else "chunked"
+
     # --- Precision, kernels, recomputation
 
     def _precision(self) -> Precision:
         converters = _words(self._value("model.converters")) if self.era == "toml" else []
+        experts = [word for word in converters if "grouped_mm" in word]
+        self.unread += [f"model.converters: {word} (experts in 8 bits are not priced)" for word in experts]
         narrow = (
             self.read.fp8
             or bool(self.read.plan.get("FLOAT8"))
-            or any(word in ("float8", "mx") or ".float8" in word or ".mx" in word for word in converters)
+            or any(word in ("float8", "mx") or ".linear." in word for word in converters)
         )
         recipe = next((s.value for n, s in self.settings.items() if n.endswith("float8.recipe_name")), "tensorwise")
         if narrow and self.era == "toml" and recipe != "rowwise":
@@ -507,7 +521,6 @@ class _Interpretation:
         "parallelism.enable_compiled_autograd",
         "parallelism.disable_loss_parallel",
         "parallelism.expert_parallel_comm_backend",
-        "quantize.grouped_mm",
         "debug.deterministic",
     )
 

@@ -18,6 +18,7 @@ from torch import nn
 
 # The plan.
 RECOMPUTE = "none"  # none or full
+SEQ_LEN = 8192  # tokens of a sequence, whole and without padding
 TENSOR_RANKS = 8  # also autotp_size in ds_config.json
 
 

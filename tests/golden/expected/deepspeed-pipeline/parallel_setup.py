@@ -17,6 +17,7 @@ from torch import nn
 
 # The plan.
 RECOMPUTE = "full"  # none or full
+SEQ_LEN = 8192  # tokens of a sequence, whole and without padding
 PIPELINE_STAGES = 4
 DATA_PARALLEL = 4
 

@@ -20,8 +20,8 @@ from torch import nn
 
 # The plan.
 RECOMPUTE = "full"  # none or full
+SEQ_LEN = 8192  # tokens of a sequence, whole and without padding
 SEQUENCE_RANKS = 8  # ranks that share one sequence
-SEQ_LEN = 8192  # tokens of the whole sequence
 MICRO_BATCH = 1  # also train_micro_batch_size_per_gpu in ds_config.json
 ATTENTION = "flash_attention_2"  # Hugging Face attention implementation
 

@@ -18,6 +18,7 @@ from torch import nn
 
 # The plan.
 RECOMPUTE = "full"  # none or full
+SEQ_LEN = 8192  # tokens of a sequence, whole and without padding
 
 
 def config() -> dict[str, Any]:
