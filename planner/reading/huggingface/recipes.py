@@ -1,4 +1,4 @@
-"""Files of tools that write the Trainer's arguments themselves: axolotl, LLaMA-Factory, verl.
+"""Files of tools that write a framework's arguments themselves: axolotl, LLaMA-Factory, ms-swift, verl, slime.
 
 Each decides sharding, precision and batch by rules of its own that change from release to release, so none is guessed
 at: the error names the tool, what to take from it, and the command that prices the same strategy.
@@ -31,6 +31,10 @@ def _keys(*names: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(rf"^{name}\s*:", re.M) for name in names)
 
 
+_ACTOR = (
+    "the actor alone, as a model with its batch: several models (actor, reference, critic, rollout) share these GPUs, "
+    "which one plan does not describe"
+)
 RECIPES = (
     Recipe(
         "axolotl",
@@ -74,8 +78,42 @@ RECIPES = (
             ("trainer.n_gpus_per_node", "GPUs of a node"),
             ("trainer.nnodes", "nodes"),
         ),
-        "the actor alone, as a model with its batch: several models (actor, reference, critic, rollout) share these "
-        "GPUs, which one plan does not describe",
+        _ACTOR,
+    ),
+    Recipe(
+        "slime",
+        (re.compile(r"^[^#\n]*--rollout-batch-size\b", re.M), re.compile(r"^[^#\n]*--hf-checkpoint\b", re.M)),
+        (
+            ("--hf-checkpoint", "--model"),
+            ("--tensor-model-parallel-size", "--tp"),
+            ("--pipeline-model-parallel-size", "--pp"),
+            ("--context-parallel-size", "--cp"),
+            ("--expert-model-parallel-size", "--ep"),
+            ("--max-tokens-per-gpu", "tokens of a micro-batch"),
+            ("--actor-num-nodes", "nodes"),
+            ("--actor-num-gpus-per-node", "GPUs of a node"),
+        ),
+        _ACTOR,
+    ),
+    Recipe(
+        "ms-swift",
+        (re.compile(r"^(?:[^#\n]*[\s;&])?(?:swift|megatron)\s+(?:sft|pt|rlhf)\b", re.M),),
+        (
+            ("--model", "--model"),
+            ("--max_length", "--seq-len"),
+            ("--tensor_model_parallel_size", "--tp"),
+            ("--pipeline_model_parallel_size", "--pp"),
+            ("--context_parallel_size", "--cp"),
+            ("--expert_model_parallel_size", "--ep"),
+            ("--micro_batch_size", "--micro-batch"),
+            ("--global_batch_size", "--global-batch"),
+            ("--per_device_train_batch_size", "--micro-batch"),
+            ("--recompute_granularity", "--recompute"),
+            ("--tuner_type", "task"),
+            ("--train_type", "task"),
+            ("--deepspeed", "DeepSpeed file"),
+        ),
+        "the DeepSpeed file that it names under --deepspeed, or the arguments that Megatron-LM would be given",
     ),
 )
 
@@ -84,7 +122,7 @@ class RecipeReader:
     """Recognises the tools' files in order to say what to give instead."""
 
     name = "recipe"
-    title = "axolotl, LLaMA-Factory and verl files (recognised, not read)"
+    title = "axolotl, LLaMA-Factory, ms-swift, verl and slime files (recognised, not read)"
 
     def recognises(self, files: Files) -> bool:
         return _found(files) is not None
@@ -119,6 +157,7 @@ def _found(files: Files) -> tuple[str, Recipe] | None:
 
 
 def _value(text: str, key: str) -> str:
-    """What a line says of ``key``, in YAML or as a Hydra override; empty where nothing stands."""
-    found = re.search(rf"(?:^|[\s+]){re.escape(key)}[ \t]*[:=][ \t]*([^\s#]+)", text, re.M)
+    """What a line says of ``key``, in YAML, as a Hydra override or as a flag; empty where nothing stands."""
+    between = r"(?:[ \t]+|=)" if key.startswith("--") else r"[ \t]*[:=][ \t]*"
+    found = re.search(rf"^(?:[^#\n]*[\s+])?{re.escape(key)}{between}([^\s#]+)", text, re.M)
     return found.group(1)[:80] if found else ""

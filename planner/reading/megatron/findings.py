@@ -50,9 +50,9 @@ class Setting:
         return "--use-torch-fsdp2" if self.on("use-torch-fsdp2") else ""
 
 
-def findings(setting: Setting) -> Iterator[Finding]:
-    """Every finding, in the order of the list of checks."""
-    for check in _CHECKS:
+def findings(setting: Setting, *, whole: bool = True) -> Iterator[Finding]:
+    """Every finding, in the order of the list of checks; not ``whole``: only those that hold for every fork."""
+    for check in _CHECKS if whole else (_batches, _positions, _dropout):
         found = check(setting)
         if found is not None:
             yield found
@@ -108,7 +108,7 @@ def _sequence_parallel(s: Setting) -> Finding | None:
 
 
 def _idle_sequence_parallel(s: Setting) -> Finding | None:
-    if s.tp > 1 or not s.on("sequence-parallel"):
+    if s.tp > 1 or not s.on("sequence-parallel") or not s.stated.known("tensor-model-parallel-size"):
         return None
     return _found(
         s,

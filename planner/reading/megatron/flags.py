@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -87,6 +87,8 @@ class Stated:
     places: dict[str, str] = field(default_factory=dict)
     complete: bool = True
     """What is absent has Megatron's default; false for an excerpt of a log, where it is simply not known."""
+    part: bool = False
+    """A list of flags that says nothing of the run: whole as far as it describes the model."""
     cleared: set[str] = field(default_factory=set)
     """Arguments that a log states as not set."""
     unresolved: dict[str, str] = field(default_factory=dict)
@@ -145,6 +147,10 @@ class Stated:
             return None
         return False if self.complete or name in self.cleared else None
 
+    def known(self, name: str) -> bool:
+        """Whether a value is stated, or follows from being left out."""
+        return name not in self.unresolved and (self.complete or name in self.values or name in self.cleared)
+
     def bad_value(self, name: str, text: str, allowed: str) -> None:
         """Notes that a value has the wrong form (once)."""
         found = Finding(
@@ -161,8 +167,15 @@ class Stated:
         self.findings.append(finding)
 
 
-def from_words(words: Sequence[Word], *, own_script: bool) -> Stated:
-    """Arguments of a command line; ``own_script`` where the script may have flags of its own."""
+def from_words(
+    words: Sequence[Word], *, own_script: bool, doubtful: Set[str] = frozenset(), part: bool = False
+) -> Stated:
+    """Arguments of a command line.
+
+    ``own_script``: the script may have flags of its own. ``doubtful``: variables that may hold any flags, so that what
+    is absent is not known. ``part``: a list of flags without a command; without --micro-batch-size, which every run
+    needs, it is not the whole.
+    """
     stated = Stated()
     index = 0
     while index < len(words):
@@ -172,6 +185,7 @@ def from_words(words: Sequence[Word], *, own_script: bool) -> Stated:
                 stated.note(_stray(word))
             elif word.unset:
                 stated.unresolved.setdefault(f"words of {word.text}", word.text)
+                stated.complete = stated.complete and not _stands_for(word, doubtful)
             index += 1
             continue
         values = [word.text.partition("=")[2]] if "=" in word.text else []
@@ -180,17 +194,41 @@ def from_words(words: Sequence[Word], *, own_script: bool) -> Stated:
         unset = word.unset if values else ()
         index += 1
         if not values and kind not in ("on", "off", "either"):
-            taken = _values(words[index:], 1 if kind == "value" else None)
+            taken = _values(words[index:], 1 if kind == "value" else None, doubtful)
             values, unset = [value.text for value in taken], tuple(v for value in taken for v in value.unset)
             index += len(taken)
         _store(stated, word, name, values, kind, unset)
+    _replace_moved(stated)
+    if part and "micro-batch-size" not in stated.places:
+        stated.part, stated.complete = stated.complete, False
     return stated
 
 
-def _values(words: Sequence[Word], most: int | None) -> list[Word]:
+def _moved(name: str) -> bool:
+    """Whether the parser refuses this name and another means the same."""
+    return name in MOVED and (name not in known_flags() or name in _REFUSED_THOUGH_LISTED)
+
+
+def _replace_moved(stated: Stated) -> None:
+    """Reads what moved as its successors, where those are not given themselves."""
+    for old in sorted(filter(_moved, stated.values), key=lambda name: MOVED[name].count("--")):
+        successors = re.findall(r"--([a-z0-9-]+)(?: ([^-\s]\S*))?", MOVED[old]) if MOVED[old].startswith("--") else []
+        for name, value in successors:
+            stated.places.setdefault(name, stated.places[old])
+            stated.values.setdefault(name, value or stated.values[old])
+
+
+def _stands_for(word: Word, doubtful: Set[str]) -> bool:
+    """Whether the word is nothing but a variable that may hold flags."""
+    return len(word.unset) == 1 and word.text == f"${word.unset[0]}" and word.unset[0] in doubtful
+
+
+def _values(words: Sequence[Word], most: int | None, doubtful: Set[str]) -> list[Word]:
     taken: list[Word] = []
     for word in words:
         if re.match(r"--?[A-Za-z]", word.text) or len(taken) == most:
+            break
+        if most is None and _stands_for(word, doubtful):
             break
         taken.append(word)
     return taken
@@ -203,7 +241,7 @@ def _named(stated: Stated, word: Word, *, own_script: bool) -> str:
     table = known_flags()
     if written in table and written not in _REFUSED_THOUGH_LISTED | _SHOULD_MOVE:
         return table[written][2]
-    if name in MOVED and (name not in table or name in _REFUSED_THOUGH_LISTED):
+    if _moved(name):
         stated.note(
             Finding(
                 id="flag-moved",

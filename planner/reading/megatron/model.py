@@ -176,7 +176,8 @@ def _position(stated: Stated) -> tuple[bool, Literal["rope", "learned", "none", 
         kind = "rope"
     if kind in ("rope", "yarn", "mrope") or (kind is None and not stated.complete):
         return False, "rope"
-    return kind == "learned_absolute", "learned" if kind == "learned_absolute" else "none"
+    learned = kind == "learned_absolute"
+    return learned, "learned" if learned else "alibi" if kind == "alibi" else "none"
 
 
 def _bias(stated: Stated) -> BiasSpec:

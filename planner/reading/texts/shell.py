@@ -9,18 +9,35 @@ import ast
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Literal
 
 from planner.errors import InputError
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 """Around the name of a variable without a value, inside of texts (private-use characters, which no script holds)."""
+_VEIL = 0xF0000
+"""Added to the characters of such a name, so that its spaces, quotes and bars mean nothing to the shell."""
 _UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SEPARATORS = frozenset({";", "\n", "&", "|", "&&", "||", ";;", "(", ")"})
 _DECLARING = frozenset({"export", "declare", "local", "readonly", "typeset"})
+_SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "n": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "c": ("SLURM_CPUS_PER_TASK",),
+}
+"""Variables that a Slurm job finds set, by the option that decides them."""
+_ACTIVATES = frozenset({"activate", ".bashrc", ".bash_profile", ".profile", "profile", "conda.sh", "set_env.sh"})
+"""Sourced files that prepare the machine and hold no arguments."""
 _MAX_DEPTH = 40
 """Nested expansions, sourced files and blocks; a script that goes deeper refers to itself."""
 _MAX_WORDS = 200_000
@@ -54,12 +71,15 @@ class Script:
 
     commands: list[Command] = field(default_factory=list)
     arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
-    """Arrays and strings, by name, in the order of their first assignment."""
+    """Arrays and strings, split into words, by name, in the order of their first assignment."""
     directives: dict[str, str] = field(default_factory=dict)
     """``#SBATCH`` options, hyphenated, without their dashes."""
     missing: list[str] = field(default_factory=list)
     """Sourced files that are not among those given, and blocks that were not followed, with their place."""
     sourced: set[str] = field(default_factory=set)
+    doubtful: set[str] = field(default_factory=set)
+    """Variables without a value that may have one: a branch sets them whose condition cannot be known, or a sourced
+    file is missing that may set them."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +87,24 @@ class _Token:
     raw: str
     line: int
     operator: bool = False
+    stream: Literal["", "document", "string", "into"] = ""
+    """What a redirection gives the command (``<<``, ``<<<``) or where it writes (``>``); ``raw`` is its target."""
+    lines: list[str] = field(default_factory=list)
+    """Of a here-document."""
 
 
 def read_script(files: Mapping[str, str], name: str) -> Script:
     """The script ``name`` of ``files``, with the files that it sources; InputError where its quotes do not close."""
     machine = _Machine(files)
     machine.file(name)
-    machine.script.arrays = {key: tuple(value) for key, value in machine.variables.items()}
+    for function in [*machine.functions]:
+        if function not in machine.called:
+            machine.call(function, [])
+    machine.script.doubtful -= set(machine.variables)
+    machine.script.arrays = {
+        key: tuple(Word(shown(text), word.where, _names(text)) for word in value for text in word.text.split())
+        for key, value in machine.variables.items()
+    }
     return machine.script
 
 
@@ -141,6 +172,15 @@ def _closer(text: str, index: int) -> str:
 _PAIRS = {"$((": "))", "$(": ")", "${": "}", "'": "'", '"': '"', "`": "`"}
 
 
+_STREAMS: Mapping[str, Literal["document", "string", "into"]] = {
+    "<<": "document",
+    "<<-": "document",
+    "<<<": "string",
+    ">": "into",
+    ">|": "into",
+}
+
+
 def _tokens(text: str, file: str, first_line: int = 1) -> list[_Token]:
     """Raw words and separators, comments and here-documents left out."""
     return list(_Scanner(text, file, first_line).scan())
@@ -150,8 +190,10 @@ class _Scanner:
     def __init__(self, text: str, file: str, line: int) -> None:
         self.text, self.file, self.line = text, file, line
         self.index = 0
-        self.heredocs: list[str] = []
+        self.heredocs: list[_Token] = []
         self.conditional = False
+        self.numbered = False
+        """Whether a number stands before the redirection: it is not the standard stream."""
 
     def scan(self) -> Iterator[_Token]:
         text = self.text
@@ -188,10 +230,11 @@ class _Scanner:
         yield _Token(self._advance(2 if two in ("&&", "||", ";;") else 1), line, True)
 
     def _redirection(self) -> Iterator[_Token]:
-        """Drops the redirection with its target; a here-document is skipped at the end of the line."""
+        """What goes into the command and out of it; a here-document follows at the end of the line."""
         mark = re.compile(r"<<<|<<-?|&>>?|\|&|[<>]&|>>|>\||<>|[<>]").match(self.text, self.index)
         self.index = mark.end() if mark else self.index + 1
-        kind = mark.group() if mark else ""
+        kind, numbered = mark.group() if mark else "", self.numbered
+        self.numbered = False
         if kind == "|&":
             yield _Token("|", self.line, True)
             return
@@ -203,12 +246,17 @@ class _Scanner:
             if self.text[self.index] == "(":
                 self._advance(_span("$" + self.text[self.index :], 0, f"{self.file}:{self.line}") - 1)
                 return
-            target = self._word().raw
-            if kind in ("<<", "<<-"):
-                self.heredocs.append(target.strip("'\"\\"))
+            target = self._word()
+            if kind in _STREAMS:
+                target = replace(target, stream=_STREAMS[kind])
+            if target.stream == "document":
+                self.heredocs.append(target)
+            if target.stream and not numbered:
+                yield target
 
     def _skip_heredocs(self) -> None:
-        for delimiter in self.heredocs:
+        for token in self.heredocs:
+            delimiter = token.raw.replace("'", "").replace('"', "").replace("\\", "")
             while self.index < len(self.text):
                 end = self.text.find("\n", self.index)
                 end = len(self.text) if end < 0 else end
@@ -216,6 +264,7 @@ class _Scanner:
                 self._advance(end + 1 - self.index)
                 if line.strip() == delimiter:
                     break
+                token.lines.append(line)
         self.heredocs = []
 
     def _word(self) -> _Token:
@@ -246,6 +295,7 @@ class _Scanner:
         if raw == "[[":
             self.conditional = True
         if raw.isdigit() and self.index < len(text) and text[self.index] in "<>":
+            self.numbered = True
             return _Token("", line)
         return _Token(raw, line)
 
@@ -280,10 +330,16 @@ _Status = bool | None
 
 class _Machine:
     def __init__(self, files: Mapping[str, str]) -> None:
-        self.files = files
+        self.files = dict(files)
+        """Those given, and those that the script writes from a here-document."""
         self.script = Script()
         self.variables: dict[str, list[Word]] = {}
         self.exported: set[str] = set()
+        self.functions: dict[str, tuple[list[_Token], str]] = {}
+        """Bodies with their file."""
+        self.called: list[str] = []
+        self.unsourced = False
+        """Whether a file that may set variables was sourced and is missing."""
         self.running: list[str] = []
         self.before: list[Word] = []
         self.written = 0
@@ -293,24 +349,49 @@ class _Machine:
         for line in text.splitlines():
             found = re.match(r"#SBATCH\s+(-\S+?)(?:[=\s]\s*(\S+))?\s*(?:#.*)?$", line)
             if found:
-                self.script.directives.setdefault(found[1].lstrip("-").replace("_", "-"), found[2] or "")
+                self._directive(found[1].lstrip("-").replace("_", "-"), found[2] or "", name)
         self.running.append(name)
         self.text(text, name)
         self.running.pop()
 
+    def _directive(self, option: str, value: str, file: str) -> None:
+        """Keeps an ``#SBATCH`` option and sets the variables that Slurm makes of a number."""
+        self.script.directives.setdefault(option, value)
+        if re.fullmatch(r"\d{1,6}", value):
+            for variable in _SLURM.get(option, ()):
+                self.variables.setdefault(variable, [Word(value, file)])
+
     def text(self, text: str, file: str, line: int = 1) -> None:
         _Runner(self, _tokens(text, file, line), file).block(active=True)
 
-    def sourced(self, path: str) -> bool:
-        """Runs the file that ``path`` names if it is among those given."""
+    def sourced(self, path: str, arguments: list[Word]) -> bool:
+        """Runs the file that ``path`` names, with its arguments, if it is among those given."""
         wanted = posixpath.normpath(path)
         same = [n for n in self.files if posixpath.normpath(n) == wanted]
         same = same or [n for n in self.files if posixpath.basename(n) == posixpath.basename(wanted)]
         if not same or same[0] in self.running or len(self.running) > _MAX_DEPTH:
             return False
         self.script.sourced.add(same[0])
-        self.file(same[0])
+        self.with_arguments(arguments, lambda active: self.file(same[0]))
         return True
+
+    def call(self, function: str, arguments: list[Word]) -> None:
+        """Follows a function's body with its arguments."""
+        tokens, file = self.functions[function]
+        if len(self.called) > _MAX_WORDS or self.called.count(function) > _MAX_DEPTH:
+            return
+        self.called.append(function)
+        self.with_arguments(arguments, _Runner(self, tokens, file).block)
+
+    def with_arguments(self, arguments: list[Word], follow: Callable[..., object]) -> None:
+        """Follows statements that find ``arguments`` under their numbers; what they assign stays."""
+        outer = self.variables
+        if arguments:
+            numbered = {str(number): [word] for number, word in enumerate(arguments, 1)}
+            self.variables = {**_named(outer), **numbered, "@": arguments}
+        follow(active=True)
+        positions = {key: value for key, value in outer.items() if not _NAME.match(key)}
+        self.variables = {**_named(self.variables), **positions}
 
     def assign(self, name: str, words: list[Word], *, add: bool, array: bool) -> None:
         old = self.variables.get(name, []) if add else []
@@ -331,6 +412,17 @@ class _Machine:
 
     # --- Expansion
 
+    def here(self, token: _Token, file: str) -> Word:
+        """The text of a here-document or here-string; a quoted delimiter leaves the document as it stands."""
+        if token.stream == "string":
+            return self.joined(token.raw, file, token.line)
+        text = "\n".join(token.lines)
+        if not re.search("['\"\\\\]", token.raw):
+            # Quotation marks are plain characters there, and a backslash before one stays.
+            plain = re.sub(r'(\\?)"', lambda found: found[1] * 2 + '\\"', text)
+            text = self.joined(f'"{plain}"', file, token.line).text
+        return Word(text, f"{file}:{token.line + 1}", _names(text))
+
     def expand(self, token: _Token, file: str, depth: int = 0) -> list[Word]:
         """The words that a raw word becomes."""
         if depth > _MAX_DEPTH:
@@ -344,17 +436,27 @@ class _Machine:
         return Word(text, found[0].where if len(found) == 1 else f"{file}:{line}", _names(text))
 
 
+def _named(variables: Mapping[str, list[Word]]) -> dict[str, list[Word]]:
+    """Without the arguments of a function."""
+    return {name: value for name, value in variables.items() if _NAME.match(name)}
+
+
 def shown(text: str) -> str:
     """``text`` with ``$NAME`` where a value is not known."""
-    return _UNKNOWN.sub(lambda found: "$" + found[1], text)
+    return _UNKNOWN.sub(lambda found: "$" + _name(found[1]), text)
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_UNKNOWN.findall(text)))
+    return tuple(dict.fromkeys(map(_name, _UNKNOWN.findall(text))))
 
 
 def _mark(name: str) -> str:
-    return f"{_OPEN}{name}{_CLOSE}"
+    """The mark of an unknown value; marks inside of ``name`` are written out."""
+    return _OPEN + "".join(chr(_VEIL + ord(char)) for char in shown(name) if ord(char) < _VEIL) + _CLOSE
+
+
+def _name(mark: str) -> str:
+    return "".join(chr(ord(char) - _VEIL) if ord(char) >= _VEIL else char for char in mark)
 
 
 class _Expansion:
@@ -415,23 +517,29 @@ class _Expansion:
             elif opener == "${":
                 self._parameter(inside, quoted)
             else:
-                self._add(_mark(f"({inside.strip()[:60]})"))
+                self._substituted(inside, quoted)
             return end
         name = _NAME.match(raw, index + 1)
         if name:
             self._parameter(name.group(), quoted)
             return name.end()
         special = raw[index + 1 : index + 2]
-        if special in ("@", "*"):
-            # The words that the caller adds are not known, and usually none.
-            if quoted and self.current == "":
-                self.current = None
+        if special and (special in "@*" or special.isdigit()):
+            self._parameter(special, quoted)
             return index + 2
-        if special and (special.isdigit() or special in "#?$!-"):
+        if special and special in "#?$!-":
             self._add(_mark(special))
             return index + 2
         self._add(raw[index])
         return index + 1
+
+    def _substituted(self, inside: str, quoted: bool) -> None:
+        """``$(cat <<EOF ...)`` is the text that follows; what another command prints is not known."""
+        if re.match(r"\s*cat\s*<<-?[^<]", inside):
+            found = [token for token in _tokens(inside, self.file, self.line) if token.stream == "document"]
+            self._value([self.machine.here(found[0], self.file)], quoted)
+        else:
+            self._add(_mark(f"({inside.strip()[:60]})"))
 
     def _arithmetic(self, text: str) -> str:
         inner = _Expansion(self.machine, self.file, self.line, self.depth + 1, split=False).words(text)
@@ -445,12 +553,15 @@ class _Expansion:
         return value[0].text if value and value[0].text else _mark(name)
 
     def _parameter(self, inside: str, quoted: bool) -> None:
-        found = re.match(r"(!?)([A-Za-z_]\w*|[@*#?0-9])(\[[^]]*\])?", inside, re.ASCII)
+        found = re.match(r"(!?)([A-Za-z_]\w*|\d+|[@*#?])(\[[^]]*\])?", inside, re.ASCII)
         if not found or found[1] or inside.startswith("#"):
             self._add(_mark("{" + inside[:60] + "}"))
             return
         name, index, rest = found[2], found[3] or "", inside[found.end() :]
         if name in "@*":
+            # The words that the caller of a script adds are not known, and usually none.
+            first = int(sliced[1]) if (sliced := re.match(r":(\d{1,4})$", rest)) else 1
+            self._value(self.machine.variables.get("@", [])[max(first - 1, 0) :], quoted, array=True)
             return
         value = self._indexed(self.machine.variables.get(name), index)
         operation = re.match(r":?[-=?+]", rest)
@@ -464,12 +575,14 @@ class _Expansion:
             self._value(value, quoted, array=index in ("[@]", "[*]"))
 
     def _unknown(self, name: str, index: str) -> None:
-        if index in ("[@]", "[*]"):
+        if self.machine.unsourced:
+            self.machine.script.doubtful.add(name)
+        if index in ("[@]", "[*]") and name not in self.machine.script.doubtful:
             # An array that nobody fills adds no words.
             if self.current == "":
                 self.current = None
             return
-        self._add(_mark(name))
+        self._add(_mark(f"{{{name}}}" if name.isdigit() and len(name) > 1 else name))
 
     def _indexed(self, value: list[Word] | None, index: str) -> list[Word] | None:
         if value is None or index in ("[@]", "[*]"):
@@ -564,10 +677,16 @@ def _evaluated(node: ast.expr) -> int:
 class _Runner:
     """Follows the tokens of one text, statement by statement."""
 
-    def __init__(self, machine: _Machine, tokens: list[_Token], file: str) -> None:
+    def __init__(
+        self, machine: _Machine, tokens: list[_Token], file: str, depth: int = 0, *, doubt: bool = False
+    ) -> None:
         self.machine, self.tokens, self.file = machine, tokens, file
         self.index = 0
-        self.depth = 0
+        self.depth = depth
+        self.doubt = doubt
+        """Whether the statements that are skipped now may run."""
+        self.unsure = False
+        """Whether a test since the last condition compared something that cannot be known."""
 
     def block(self, *, active: bool, until: frozenset[str] = frozenset()) -> str:
         """Runs (or skips) statements up to one of the words ``until``, which it returns."""
@@ -627,14 +746,17 @@ class _Runner:
         return status
 
     def _if(self, active: bool) -> None:
-        taken = False
+        taken, outer = False, self.doubt
         while True:
+            self.unsure = False
             holds = self._condition(active and not taken) is True and not taken
+            self.doubt = self.doubt or self.unsure
             ended = self.block(active=active and holds, until=frozenset({"elif", "else", "fi"}))
             taken = taken or holds
             if ended == "else":
                 self.block(active=active and not taken, until=frozenset({"fi"}))
             if ended != "elif":
+                self.doubt = outer
                 return
 
     def _words_until(self, stops: frozenset[str]) -> list[_Token]:
@@ -662,40 +784,79 @@ class _Runner:
         self.block(active=False, until=frozenset({"done"}))
 
     def _case(self, active: bool) -> None:
-        if active:
-            self.machine.script.missing.append(f"{self._here()} (a case block)")
-        depth = 1
+        """Follows the first branch whose pattern fits; none where the word cannot be known."""
+        tokens, place = self._case_tokens(), self._here()
+        subject = self.machine.joined(tokens[0].raw, self.file, tokens[0].line).text if tokens else ""
+        unsure = active and _beyond_knowledge(subject)
+        if unsure:
+            self.machine.script.missing.append(f"{place} (a case block)")
+        open_still = active and not unsure
+        for patterns, body in _branches(tokens[2:]):
+            texts = [self.machine.joined(pattern.raw, self.file, pattern.line).text for pattern in patterns]
+            fits = open_still and any(fnmatchcase(_UNKNOWN.sub("", subject), text) for text in texts)
+            open_still = open_still and not fits
+            doubt = self.doubt or unsure
+            _Runner(self.machine, body, self.file, self.depth, doubt=doubt).block(active=fits)
+
+    def _case_tokens(self) -> list[_Token]:
+        """Everything up to the ``esac`` that closes the block."""
+        start, depth = self.index, 1
         while self.index < len(self.tokens) and depth:
             raw = self.tokens[self.index].raw
             depth += (raw == "case") - (raw == "esac")
             self.index += 1
+        return self.tokens[start : self.index - (depth == 0)]
 
     def _simple(self, active: bool) -> _Status:
         """One simple command: assignments, a test, a sourced file, or something that would be started."""
-        tokens = []
+        tokens, streams = [], []
         conditional = self.tokens[self.index].raw == "[["
         while self.index < len(self.tokens):
             token = self.tokens[self.index]
             if token.operator and token.raw in _SEPARATORS:
                 break
             self.index += 1
-            if token.raw:
+            if token.stream:
+                streams.append(token)
+            elif token.raw:
                 tokens.append(token)
             if conditional and token.raw == "]]":
                 break
         if self._function(tokens):
             return True
-        return self._command(tokens) if active and tokens else None
+        if not active and self.doubt:
+            self.machine.script.doubtful |= {found[1] for token in tokens if (found := _ASSIGNMENT.match(token.raw))}
+        return self._command(tokens, streams) if active and tokens else None
 
     def _function(self, tokens: list[_Token]) -> bool:
-        """``name() {``: the body is followed in place."""
-        nexts = [token.raw for token in self.tokens[self.index : self.index + 2]]
-        if len(tokens) == 1 and nexts == ["(", ")"]:
-            self.index += 2
+        """Keeps the body of ``name() {``; one in other brackets is followed in place."""
+        words = [token.raw for token in tokens]
+        brackets = [token.raw for token in self.tokens[self.index : self.index + 2]] == ["(", ")"]
+        keyword = words[:1] == ["function"] and len(words) > 1
+        if not keyword and not (len(words) == 1 and brackets):
+            return False
+        self.index += 2 * brackets
+        # The brace may stand on the next line, or end the words of ``function name {``.
+        opened = words[-1] == "{"
+        start = self.index
+        while start < len(self.tokens) and self.tokens[start].raw == "\n":
+            start += 1
+        if not opened and [token.raw for token in self.tokens[start : start + 1]] != ["{"]:
             return True
-        return bool(tokens) and tokens[0].raw == "function"
+        self.index = start + (not opened)
+        self.machine.functions[words[1] if keyword else words[0]] = (self._body(), self.file)
+        return True
 
-    def _command(self, tokens: list[_Token]) -> _Status:
+    def _body(self) -> list[_Token]:
+        """The tokens up to the brace that closes the one just passed."""
+        start, depth = self.index, 1
+        while self.index < len(self.tokens) and depth:
+            raw = self.tokens[self.index].raw
+            depth += (raw == "{") - (raw == "}")
+            self.index += 1
+        return self.tokens[start : self.index - (depth == 0)]
+
+    def _command(self, tokens: list[_Token], streams: list[_Token]) -> _Status:
         first = tokens[0].raw
         if first == "[[" or first in ("[", "test"):
             return self._test(tokens)
@@ -712,6 +873,12 @@ class _Runner:
         if not _has_command(tokens) and _ASSIGNMENT.match(tokens[0].raw):
             self._assignment(tokens[0], keep=True)
             return True
+        if tokens[0].raw == "read":
+            self._read([word for token in tokens for word in self.machine.expand(token, self.file)], before, streams)
+            return True
+        if tokens[0].raw == "cat" and len(tokens) == 1:
+            self._written(streams)
+            return True
         return self._started(tokens, before)
 
     def _assignment(self, token: _Token, *, keep: bool) -> tuple[str, str]:
@@ -724,7 +891,7 @@ class _Runner:
             words = [
                 word
                 for inner in _tokens(raw[1:-1], self.file, token.line)
-                if not inner.operator
+                if not inner.operator and not inner.stream
                 for word in self.machine.expand(inner, self.file)
             ]
         else:
@@ -742,9 +909,16 @@ class _Runner:
         if not words:
             return True
         if words[0].text in ("source", ".") and len(words) > 1:
-            if not machine.sourced(words[1].text):
-                machine.script.missing.append(f"{words[0].where} (source {shown(words[1].text)})")
+            if not machine.sourced(words[1].text, words[2:]):
+                path = shown(words[1].text)
+                machine.script.missing.append(f"{words[0].where} (source {path})")
+                machine.unsourced = machine.unsourced or posixpath.basename(path) not in _ACTIVATES
             return True
+        if words[0].text in machine.functions and len(machine.running) <= _MAX_DEPTH:
+            machine.running.append("")
+            machine.call(words[0].text, words[1:])
+            machine.running.pop()
+            return None
         if words[0].text == "unset":
             for word in words[1:]:
                 machine.variables.pop(word.text, None)
@@ -755,6 +929,32 @@ class _Runner:
             return False
         self._recorded(words, before)
         return True
+
+    def _read(self, words: list[Word], before: dict[str, str], streams: list[_Token]) -> None:
+        """``read NAMES <<< TEXT``: its fields go to the names; without a text they are not known."""
+        flags, names = _read_words([word.text for word in words[1:]])
+        given = [token for token in streams if token.stream != "into"]
+        if not given:
+            for name in names:
+                self.machine.variables.pop(name, None)
+            return
+        value = self.machine.here(given[-1], self.file)
+        text = value.text if "d" in flags else value.text.partition("\n")[0].strip()
+        separators = before.get("IFS", " ")
+        between = f"[{re.escape(separators)}]" if separators.strip() else r"\s+"
+        array = "a" in flags
+        pieces = re.split(between, text, maxsplit=0 if array else len(names) - 1) if array or names[1:] else [text]
+        found = [Word(piece, value.where, _names(piece)) for piece in (*pieces, *[""] * (len(names) - len(pieces)))]
+        for position, name in enumerate(names[:1] if array else names):
+            self.machine.assign(name, found if array else [found[position]], add=False, array=array)
+
+    def _written(self, streams: list[_Token]) -> None:
+        """``cat > FILE <<EOF`` writes a file that the script may start later."""
+        documents = [token for token in streams if token.stream == "document"]
+        targets = [token for token in streams if token.stream == "into"]
+        if documents and targets:
+            path = shown(self.machine.joined(targets[-1].raw, self.file, targets[-1].line).text)
+            self.machine.files[path] = shown(self.machine.here(documents[-1], self.file).text)
 
     def _declared(self, tokens: list[_Token]) -> None:
         for token in tokens[1:]:
@@ -778,7 +978,8 @@ class _Runner:
                 machine.before = outer
                 machine.running.pop()
                 return
-            if kind == "file" and machine.sourced(word.text):
+            after = words[words.index(word) + 1 :] if kind == "file" else []
+            if kind == "file" and machine.sourced(word.text, after):
                 return
         shown_words = tuple(Word(shown(word.text), word.where, word.unset) for word in [*machine.before, *words])
         machine.script.commands.append(Command(shown_words, {**machine.environment(), **before}))
@@ -786,12 +987,50 @@ class _Runner:
     # --- Tests
 
     def _test(self, tokens: list[_Token]) -> _Status:
-        return _tested([self._operand(token) for token in tokens[1:] if token.raw not in ("]", "]]")])
+        parts = [self._operand(token) for token in tokens[1:] if token.raw not in ("]", "]]")]
+        self.unsure = self.unsure or any(map(_beyond_knowledge, parts))
+        return _tested(parts)
 
     def _operand(self, token: _Token) -> str:
         if token.raw in ("&&", "||", "!", "(", ")", "==", "=", "!=", "<", ">", "=~") or token.raw.startswith("-"):
             return token.raw
         return self.machine.joined(token.raw, self.file, token.line).text
+
+
+def _beyond_knowledge(text: str) -> bool:
+    """Whether an argument of the script or the output of a command stands in it; a variable that nobody sets is
+    empty."""
+    return any(re.fullmatch(r"\d+|\{\d+\}|\(.*", name, re.S) for name in _names(text))
+
+
+def _read_words(words: list[str]) -> tuple[str, list[str]]:
+    """Letters of the options of ``read``, and its names; some options take a word."""
+    flags, names, valued = "", [], False
+    for word in words:
+        if valued:
+            valued = False
+        elif word.startswith("-"):
+            flags, valued = flags + word[1:], word[-1] in "dnNptu"
+        elif _NAME.fullmatch(word):
+            names.append(word)
+    return flags, names
+
+
+def _branches(tokens: list[_Token]) -> Iterator[tuple[list[_Token], list[_Token]]]:
+    """(patterns, statements) of each branch of a case block."""
+    index = 0
+    while index < len(tokens):
+        patterns = []
+        while index < len(tokens) and not (tokens[index].operator and tokens[index].raw == ")"):
+            if not tokens[index].operator:
+                patterns.append(tokens[index])
+            index += 1
+        start, depth = index + 1, 0
+        while index < len(tokens) and (depth or tokens[index].raw != ";;"):
+            depth += (tokens[index].raw == "case") - (tokens[index].raw == "esac")
+            index += 1
+        yield patterns, tokens[start:index]
+        index += 1
 
 
 def _has_command(tokens: list[_Token]) -> bool:
@@ -914,6 +1153,11 @@ _LAUNCHERS = {
 }
 _NODE_OPTIONS = ("nnodes", "num-nodes", "nodes", "N", "num-machines")
 _LOCAL_OPTIONS = ("nproc-per-node", "ntasks-per-node", "gpus-per-node", "num-gpus", "npernode")
+_SPREADING: Mapping[str, Iterable[str]] = {
+    "torchrun": ("nnodes",),
+    "deepspeed": ("num-nodes", "hostfile", "H", "include", "i", "exclude", "e"),
+}
+"""Options without which a launcher stays on its node."""
 _TOTAL_OPTIONS = ("ntasks", "n", "np", "num-processes")
 
 
@@ -944,6 +1188,7 @@ def _launch(command: Command, directives: Mapping[str, str]) -> Launch | None:
         options, rest, _ = _options(rest)
     target, arguments = _target(rest)
     given = {**{key: Word(text, "#SBATCH") for key, text in directives.items()}, **outer, **options}
+    alone = launcher in _SPREADING and options.keys().isdisjoint(_SPREADING[launcher])
     inside = launcher if launcher != "python" or place == 0 else posixpath.basename(words[0].text)
     return Launch(
         target,
@@ -951,11 +1196,19 @@ def _launch(command: Command, directives: Mapping[str, str]) -> Launch | None:
         command.environment,
         options or outer,
         inside,
-        # torchrun stays on its node unless told otherwise.
-        _count(given, _NODE_OPTIONS) or (1 if launcher == "torchrun" and "nnodes" not in options else None),
+        _count(given, _NODE_OPTIONS) or (1 if alone else None),
         _count(options or given, _LOCAL_OPTIONS),
-        None if launcher == "torchrun" else _count(given, _TOTAL_OPTIONS),
+        None if launcher == "torchrun" else _count(given, _TOTAL_OPTIONS) or _included(options),
     )
+
+
+def _included(options: Mapping[str, Word]) -> int | None:
+    """GPUs that DeepSpeed's launcher is told to use: ``host:0,1@host:2``."""
+    text = next((options[name].text for name in ("include", "i") if name in options), "")
+    hosts = text.split("@")
+    if not all(re.fullmatch(r"[^:]+:\d+(,\d+)*", host) for host in hosts):
+        return None
+    return sum(len(host.split(",")) for host in hosts)
 
 
 def _is_start(text: str) -> bool:
