@@ -15,6 +15,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.reading.configuration import Files
 from planner.reading.huggingface import keys
+from planner.reading.huggingface.command_line import find_script, script_arguments
 from planner.reading.huggingface.fsdp import Sharding, argument_sharding
 from planner.reading.huggingface.values import Notes, Section, read_json, shown, whole
 from planner.specs.strategy import Recompute
@@ -25,6 +26,9 @@ DEFAULT_MICRO_BATCH = 8
 MARKED = frozenset({"per_device_train_batch_size", "output_dir"})
 MARKS = re.compile(rf'"(?:{"|".join(sorted(MARKED))})"')
 """Keys by which the arguments are known."""
+
+LENGTHS = ("max_length", "max_seq_length", "model_max_length", "cutoff_len")
+"""What subclasses and scripts call the tokens of a sequence."""
 
 ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused")
 """Optimizers with fp32 master weights and two fp32 moments, as plans count them."""
@@ -73,7 +77,7 @@ class TrainerSays:
 
 
 def find_arguments(files: Files) -> str | None:
-    """The file that holds TrainingArguments, by its keys."""
+    """The file that holds TrainingArguments, by its keys; else the script that gives them as flags."""
     for name in sorted(files, key=lambda name: (not name.endswith("training_arguments.json"), name)):
         text = files[name].lstrip("\ufeff \t\r\n")
         if not text.startswith("{") or not (name.endswith("training_arguments.json") or MARKS.search(text)):
@@ -85,13 +89,14 @@ def find_arguments(files: Files) -> str | None:
             return name
         if MARKED & values.keys() and "zero_optimization" not in values:
             return name
-    return None
+    return find_script(files)
 
 
 def arguments_of(files: Files, name: str) -> TrainerSays:
     """The arguments in the file ``name``."""
-    notes = Notes(name)
-    return read_arguments(Section(read_json(files[name], name), notes))
+    if name.endswith(".json") or files[name].lstrip("\ufeff \t\r\n").startswith("{"):
+        return read_arguments(Section(read_json(files[name], name), Notes(name)))
+    return read_arguments(script_arguments(files, name))
 
 
 def read_arguments(section: Section) -> TrainerSays:
@@ -123,7 +128,7 @@ def read_arguments(section: Section) -> TrainerSays:
         sharding=argument_sharding(section),
         deepspeed=section.values.get("deepspeed") or None,
         sync_each_batch=bool(steps.truth("sync_each_batch", False)),
-        seq_len=next((n for key in ("max_length", "max_seq_length", "cutoff_len") if (n := section.count(key))), None),
+        seq_len=next((n for key in LENGTHS if (n := section.count(key))), None),
     )
 
 
@@ -161,6 +166,8 @@ def _unknown(section: Section) -> None:
     """Names that TrainingArguments does not have: it stops at the first one."""
     for name in section.values:
         if name in keys.ARGUMENTS or name in keys.SUBCLASS_ARGUMENTS or name.startswith("_"):
+            continue
+        if name in (*LENGTHS, "world_size"):
             continue
         if name in keys.REMOVED_ARGUMENTS:
             new = keys.REMOVED_ARGUMENTS[name]
@@ -207,11 +214,14 @@ def deepspeed_file(says: TrainerSays, files: Files) -> tuple[Mapping[str, Any], 
 
 
 def find_deepspeed(name: Any, files: Files) -> tuple[Mapping[str, Any], str] | None:
-    """The file ``name`` among ``files``, by its path or by its last part."""
+    """The file ``name`` among ``files``, by its path or by its last part; the only one where a variable names it."""
     if not isinstance(name, str):
         return None
     exact = [path for path in files if path == name.removeprefix("./")]
     alike = [path for path in files if path.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
+    if "$" in name:
+        alike += [path for path, text in files.items() if path.endswith(".json") and "zero_optimization" in text]
+        alike = alike if len(alike) == 1 else []
     for path in (*exact, *alike[:1]):
         return read_json(files[path], path), path
     return None
