@@ -196,7 +196,8 @@ def examine(asked: CheckRequest) -> Checked:
 def _price(found: Checked, context: CostContext, *, priced: bool) -> None:
     completed = found.completed
     if completed is None or completed.batch is None or not priced:
-        found.warnings.append("not priced: the framework would refuse it")
+        why = "this cannot be priced here" if found.legal else "the framework would refuse it"
+        found.warnings.append(f"not priced: {why}")
         return
     try:
         estimate = cost_estimate(context, completed.batch)

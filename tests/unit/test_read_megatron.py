@@ -496,6 +496,28 @@ def test_a_list_of_model_arguments_is_a_part() -> None:
     assert configuration.findings == ()
 
 
+def test_no_position_embedding() -> None:
+    """Refused without rotary positions, idle with them."""
+    assert "flag-moved" not in ids(read("--no-position-embedding"))
+    learned = read("--no-position-embedding --position-embedding-type learned_absolute")
+    assert "flag-moved" in ids(learned)
+
+
+def test_other_sharding_is_no_refusal() -> None:
+    """Megatron-FSDP and PyTorch's FSDP are legal, whatever can be priced."""
+    for flags in ("--use-megatron-fsdp", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"):
+        found = [finding.severity for finding in read(flags).findings if finding.id == "zero-stage"]
+        assert found == ["warning"]
+    assert "zero-stage" not in ids(read("--use-megatron-fsdp --data-parallel-sharding-strategy optim"))
+
+
+def test_scripts_of_other_models() -> None:
+    """An encoder and a decoder are no decoder of the same flags."""
+    configuration = read_configuration({"run.sh": f"torchrun --nproc-per-node 8 pretrain_t5.py {BASE}"})
+    assert configuration.model is None
+    assert "model-described-elsewhere" in ids(configuration)
+
+
 def test_degree_in_a_variable() -> None:
     """Nothing is said of a degree that is not known."""
     assert "sequence-parallel-needs-tp" not in ids(read("--tensor-model-parallel-size $TP --sequence-parallel"))
@@ -544,7 +566,7 @@ def test_fork() -> None:
     assert stated.recompute == Recompute(mode="full")
     assert (stated.zero_stage, stated.shard_degree) == (1, 4)
     assert configuration.model is not None
-    assert (configuration.model.name, configuration.model.position) == ("bloom-176b", "alibi")
+    assert (configuration.model.name, configuration.model.position) == ("bloom-176b", "none")
     assert ids(configuration) == {"fork", "dropout-by-default"}
 
 
@@ -644,6 +666,43 @@ def test_dump() -> None:
     assert configuration.model is None
     assert ids(configuration) == {"fp32-training", "distributed-optimizer-off", "sequence-parallel-off"}
     assert configuration.unread == ("arguments that the excerpt does not show",)
+
+
+OLD_DUMP = """
+ 0: using world size: 64, data-parallel-size: 4, tensor-model-parallel size: 4, pipeline-model-parallel size: 4
+ 0: ------------------------ arguments ------------------------
+ 0:   checkpoint_activations .......................... True
+ 0:   checkpoint_num_layers ........................... 2
+ 0:   fp16 ............................................ True
+ 0:   global_batch_size ............................... 1024
+ 0:   micro_batch_size ................................ 4
+ 0:   num_layers ...................................... 40
+ 0:   num_layers_per_virtual_pipeline_stage ........... 5
+ 0:   virtual_pipeline_model_parallel_size ............ 2
+ 0: -------------------- end of arguments ---------------------
+"""
+
+
+def test_dump_of_an_old_release() -> None:
+    """Arguments under the names they had, labels of srun, and a context-parallel size that was not there yet."""
+    configuration = read_configuration({"log.txt": OLD_DUMP})
+    stated = configuration.strategy
+    assert (stated.tp, stated.cp, stated.pp, stated.vpp, stated.dp, configuration.gpus) == (4, 1, 4, 2, 4, 64)
+    assert (stated.micro_batch, stated.grad_accum, configuration.precision) == (4, 64, "fp16")
+    assert stated.recompute == Recompute(mode="full")
+    assert "flag-moved" not in ids(configuration)
+    off = OLD_DUMP.replace("checkpoint_activations .......................... True", "checkpoint_activations ... False")
+    off = off.replace("checkpoint_num_layers ........................... 2", "")
+    assert read_configuration({"log.txt": off}).strategy.recompute == Recompute()
+
+
+def test_dump_of_the_fork() -> None:
+    """Megatron-DeepSpeed's lines, whose stage 0 shards the bf16 optimizer all the same."""
+    lines = {"deepspeed": "True", "zero_stage": "0", "bf16": "True", "num_experts": "[1]", "micro_batch_size": "2"}
+    text = OLD_DUMP.replace("fp16 ......", "adam_beta1 ") + "".join(f"  {k} ..... {v}\n" for k, v in lines.items())
+    configuration = read_configuration({"log.txt": text})
+    assert (configuration.precision, configuration.strategy.zero_stage) == ("bf16", 1)
+    assert "fork" in ids(configuration)
 
 
 def test_dump_of_something_else() -> None:

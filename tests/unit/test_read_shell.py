@@ -55,6 +55,8 @@ def words(text: str, **others: str) -> list[str]:
         ("A=(\n --x 1\n)\r\npython x.py ${A[@]}\r\n", ["--x", "1"]),
         ("run() {\n python x.py --a $1 --b ${2:-9}\n}\nrun 3", ["--a", "3", "--b", "9"]),
         ("function run\n{\n local T=$1\n python x.py --a $T ${@:2}\n}\nrun 3 --b 4", ["--a", "3", "--b", "4"]),
+        ('add() { A+=("$@"); }\n' + "add --k 1\n" * 60 + "python x.py ${A[@]}", ["--k", "1"] * 60),
+        ("f() { f; f; }\nf\npython x.py", []),
         ("never() { exit 1; }\npython x.py --z", ["--z"]),
         ("M=7b\ncase $M in\n 7b|8b) L=32 ;;\n *) L=80 ;;\nesac\npython x.py --l $L", ["--l", "32"]),
         ("M=x\ncase $M in\n 7b) L=32 ;;\n *) L=80 ;;\nesac\npython x.py --l $L", ["--l", "80"]),

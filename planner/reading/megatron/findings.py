@@ -134,6 +134,21 @@ def _distributed_optimizer(s: Setting) -> Finding | None:
     )
 
 
+def _sharded_framework(s: Setting) -> Finding | None:
+    """Its own id is that of the rule, which would call the framework's own option illegal."""
+    whole = s.stated.text("data-parallel-sharding-strategy") in ("no_shard", "optim")
+    if not s.sharded_framework or (whole and s.on("use-megatron-fsdp")):
+        return None
+    return _found(
+        s,
+        "zero-stage",
+        "warning",
+        f"{s.sharded_framework} shards more than the optimizer, which is read and not priced for Megatron-LM",
+        (s.sharded_framework.removeprefix("--"),),
+        "price the same sharding with planner estimate --backend fsdp or torchtitan",
+    )
+
+
 def _max_connections(s: Setting) -> Finding | None:
     if s.environment is None:
         return None
@@ -494,6 +509,7 @@ def _batches(s: Setting) -> Finding | None:
 _CHECKS: tuple[Check, ...] = (
     _full_precision,
     _distributed_optimizer,
+    _sharded_framework,
     _sequence_parallel,
     _idle_sequence_parallel,
     _max_connections,

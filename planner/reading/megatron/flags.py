@@ -89,6 +89,8 @@ class Stated:
     """What is absent has Megatron's default; false for an excerpt of a log, where it is simply not known."""
     part: bool = False
     """A list of flags that says nothing of the run: whole as far as it describes the model."""
+    described_by: str = ""
+    """A training script that builds another model than pretrain_gpt.py does."""
     cleared: set[str] = field(default_factory=set)
     """Arguments that a log states as not set."""
     unresolved: dict[str, str] = field(default_factory=dict)
@@ -198,6 +200,7 @@ def from_words(
             values, unset = [value.text for value in taken], tuple(v for value in taken for v in value.unset)
             index += len(taken)
         _store(stated, word, name, values, kind, unset)
+    _taken_with_rope(stated)
     _replace_moved(stated)
     if part and "micro-batch-size" not in stated.places:
         stated.part, stated.complete = stated.complete, False
@@ -209,13 +212,26 @@ def _moved(name: str) -> bool:
     return name in MOVED and (name not in known_flags() or name in _REFUSED_THOUGH_LISTED)
 
 
+def _taken_with_rope(stated: Stated) -> None:
+    """--no-position-embedding is refused only where the positions are not rotary (validate_args)."""
+    rotary = "use-rotary-position-embeddings" in stated.values
+    if rotary or stated.values.get("position-embedding-type") == "rope":
+        stated.values.pop("no-position-embedding", None)
+        stated.findings = [found for found in stated.findings if "--no-position-embedding" not in found.message]
+
+
 def _replace_moved(stated: Stated) -> None:
     """Reads what moved as its successors, where those are not given themselves."""
     for old in sorted(filter(_moved, stated.values), key=lambda name: MOVED[name].count("--")):
-        successors = re.findall(r"--([a-z0-9-]+)(?: ([^-\s]\S*))?", MOVED[old]) if MOVED[old].startswith("--") else []
-        for name, value in successors:
+        for name, value in _successors(old):
             stated.places.setdefault(name, stated.places[old])
             stated.values.setdefault(name, value or stated.values[old])
+
+
+def _successors(name: str) -> list[tuple[str, str]]:
+    """Flags, each with its value if it has one, that say the same today."""
+    instead = MOVED.get(name, "") if _moved(name) else ""
+    return re.findall(r"--([a-z0-9-]+)(?: ([^-\s]\S*))?", instead) if instead.startswith("--") else []
 
 
 def _stands_for(word: Word, doubtful: Set[str]) -> bool:
@@ -342,9 +358,12 @@ def from_log(pairs: Sequence[tuple[str, str, str]], *, complete: bool) -> Stated
         if kind == "off":
             value = True if value is False else None
         if value is None or value is False or value == ():
-            stated.cleared.add(name)
+            stated.cleared |= {name, *(new for new, _ in _successors(name))}
         else:
             stated.values[name] = value if value is True or isinstance(value, tuple) else str(value)
+    # It is worked out from the flags that the log has, too.
+    stated.values.pop("virtual-pipeline-model-parallel-size", None)
+    _replace_moved(stated)
     return stated
 
 

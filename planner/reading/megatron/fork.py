@@ -56,6 +56,9 @@ def translated(stated: Stated) -> tuple[str, ...]:
         values["normalization"] = "RMSNorm"
     if "embedding" in str(values.get("pp-partition-method", "")):
         values |= {"account-for-embedding-in-pipeline-split": True, "account-for-loss-in-pipeline-split": True}
+    if values.get("position-embedding-type") == "alibi":
+        # Nothing is stored or trained for it, as without positions.
+        values["position-embedding-type"] = "none"
     # It has layers of its own; fused attention only where a flag asks for it.
     values["transformer-impl"] = "local"
     _experts(stated)

@@ -4,6 +4,7 @@ Nothing is run; what the arguments leave out has that framework's own default, e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,10 +38,12 @@ _WORLD = {
     "tensor-model-parallel": "tensor_model_parallel_size",
     "pipeline-model-parallel": "pipeline_model_parallel_size",
 }
-_WORLD_LINE = re.compile(r"(?<![\w-])(" + "|".join(_WORLD) + r") size: (\d{1,7})\b")
+_WORLD_LINE = re.compile(r"(?<![\w-])(" + "|".join(_WORLD) + r")[ -]size: (\d{1,7})\b")
 """Sizes in the line that is printed before the arguments."""
-_FULL_DUMP = 150
-"""Arguments of a dump from which on it counts as whole; releases print several hundred."""
+_OTHER_MODELS = re.compile(r"pretrain_(?:t5|retro|ict|biencoder|vision\w*|vlm|mimo)\.py$")
+"""Training scripts whose models have a second stack of layers, or no text."""
+_FULL_DUMP = 110
+"""Arguments of a dump from which on it counts as whole; the releases of 2021 print some 130, later ones hundreds."""
 
 _NOT_MODELLED: dict[str, str] = {
     "cpu-offloading-num-layers": "layers whose activations wait in host memory",
@@ -132,6 +135,8 @@ def _from_script(files: Files) -> Source:
     stated = from_words(arguments, own_script=own, doubtful=script.doubtful, part=not launch.launcher)
     if launch.script is not None and not own and stated.complete and "tokenizer-type" not in stated.places:
         stated.values["tokenizer-type"] = "GPT2BPETokenizer"  # pretrain_gpt.py, args_defaults
+    if launch.script is not None and _OTHER_MODELS.search(launch.script.text):
+        stated.described_by = launch.script.text
     forked = fork.translated(stated) if fork.is_fork(stated) else ()
     started = launch.launcher not in ("", "python")
     return Source(
@@ -200,8 +205,21 @@ def _from_dump(files: Files) -> Source:
         )
     complete = frames == {False, True} and len(pairs) >= _FULL_DUMP
     stated = from_log([*pairs, *world], complete=complete)
+    if complete and "transformer-impl" not in stated.places:
+        stated.values["transformer-impl"] = "local"  # releases before Transformer Engine
+    forked = fork.translated(stated) if fork.is_fork(stated) else ()
     unread = () if complete else ("arguments that the excerpt does not show",)
-    return Source(stated, name, stated.integer("world-size"), unread=unread)
+    gpus = stated.integer("world-size")
+    _context_from_world(stated, gpus)
+    return Source(stated, name, gpus, unread=(*forked, *unread))
+
+
+def _context_from_world(stated: Stated, world: int | None) -> None:
+    """The context-parallel size that a release without it, or an excerpt, leaves to be worked out."""
+    others = [stated.integer(f"{name}-parallel-size") for name in ("data", "tensor-model", "pipeline-model")]
+    ranks = math.prod(other or 0 for other in others)
+    if world and ranks and world % ranks == 0 and "context-parallel-size" not in stated.places:
+        stated.values["context-parallel-size"] = str(world // ranks)
 
 
 # --- What they say

@@ -40,6 +40,8 @@ _ACTIVATES = frozenset({"activate", ".bashrc", ".bash_profile", ".profile", "pro
 """Sourced files that prepare the machine and hold no arguments."""
 _MAX_DEPTH = 40
 """Nested expansions, sourced files and blocks; a script that goes deeper refers to itself."""
+_MAX_CALLS = 2_000
+"""Calls of functions; more only come from one that calls itself twice."""
 _MAX_WORDS = 200_000
 """Words of a script after expansion; more only come from a variable that doubles itself."""
 
@@ -96,10 +98,13 @@ class _Token:
 def read_script(files: Mapping[str, str], name: str) -> Script:
     """The script ``name`` of ``files``, with the files that it sources; InputError where its quotes do not close."""
     machine = _Machine(files)
-    machine.file(name)
-    for function in [*machine.functions]:
-        if function not in machine.called:
-            machine.call(function, [])
+    try:
+        machine.file(name)
+        for function in [*machine.functions]:
+            if function not in machine.called:
+                machine.call(function, [])
+    except RecursionError as error:
+        raise InputError("the script is nested too deeply", where=name, allowed="fewer blocks inside of each other") from error
     machine.script.doubtful -= set(machine.variables)
     machine.script.arrays = {
         key: tuple(Word(shown(text), word.where, _names(text)) for word in value for text in word.text.split())
@@ -337,7 +342,10 @@ class _Machine:
         self.exported: set[str] = set()
         self.functions: dict[str, tuple[list[_Token], str]] = {}
         """Bodies with their file."""
-        self.called: list[str] = []
+        self.called: set[str] = set()
+        self.calls = 0
+        self.inside = 0
+        """Functions that are followed at this moment."""
         self.unsourced = False
         """Whether a file that may set variables was sourced and is missing."""
         self.running: list[str] = []
@@ -378,10 +386,12 @@ class _Machine:
     def call(self, function: str, arguments: list[Word]) -> None:
         """Follows a function's body with its arguments."""
         tokens, file = self.functions[function]
-        if len(self.called) > _MAX_WORDS or self.called.count(function) > _MAX_DEPTH:
-            return
-        self.called.append(function)
-        self.with_arguments(arguments, _Runner(self, tokens, file).block)
+        self.called.add(function)
+        self.calls += 1
+        if self.inside < _MAX_DEPTH and self.calls < _MAX_CALLS:
+            self.inside += 1
+            self.with_arguments(arguments, _Runner(self, tokens, file).block)
+            self.inside -= 1
 
     def with_arguments(self, arguments: list[Word], follow: Callable[..., object]) -> None:
         """Follows statements that find ``arguments`` under their numbers; what they assign stays."""
@@ -914,10 +924,8 @@ class _Runner:
                 machine.script.missing.append(f"{words[0].where} (source {path})")
                 machine.unsourced = machine.unsourced or posixpath.basename(path) not in _ACTIVATES
             return True
-        if words[0].text in machine.functions and len(machine.running) <= _MAX_DEPTH:
-            machine.running.append("")
+        if words[0].text in machine.functions:
             machine.call(words[0].text, words[1:])
-            machine.running.pop()
             return None
         if words[0].text == "unset":
             for word in words[1:]:
