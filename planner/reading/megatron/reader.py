@@ -133,6 +133,8 @@ def _from_script(files: Files) -> Source:
     own = launch.script is not None and not launch.script.text.endswith("pretrain_gpt.py")
     arguments = list(launch.arguments)
     stated = from_words(arguments, own_script=own, doubtful=script.doubtful, part=not launch.launcher)
+    if not launch.launcher and script.missing:
+        stated.part, stated.complete = stated.part or stated.complete, False
     if launch.script is not None and not own and stated.complete and "tokenizer-type" not in stated.places:
         stated.values["tokenizer-type"] = "GPT2BPETokenizer"  # pretrain_gpt.py, args_defaults
     if launch.script is not None and _OTHER_MODELS.search(launch.script.text):

@@ -104,7 +104,7 @@ def read_script(files: Mapping[str, str], name: str) -> Script:
             if function not in machine.called:
                 machine.call(function, [])
     except RecursionError as error:
-        raise InputError("the script is nested too deeply", where=name, allowed="fewer blocks inside of each other") from error
+        raise InputError("the script is nested too deeply", where=name, got="blocks and calls") from error
     machine.script.doubtful -= set(machine.variables)
     machine.script.arrays = {
         key: tuple(Word(shown(text), word.where, _names(text)) for word in value for text in word.text.split())
