@@ -440,6 +440,8 @@ def test_other_scripts_may_have_flags_of_their_own() -> None:
         for script in ("pretrain_gpt.py", "tools/train_ours.py")
     ]
     assert severities == ["error", "note"]
+    listed = read_configuration({"args.sh": f"ARGS=({BASE} --my-own-thing 3 --recompute-granularty full)"})
+    assert [f.severity for f in listed.findings if f.id == "flag-unknown"] == ["note", "error"]
 
 
 @pytest.mark.parametrize(
@@ -587,6 +589,9 @@ def test_fork_sharding_and_experts() -> None:
     assert experts.model.moe is not None
     assert (experts.model.moe.experts, experts.model.moe.top_k, experts.model.moe.every) == (16, 1, 2)
     assert experts.strategy.ep == 8
+    mixed = fork("--num-experts 32 32 64 --moe-expert-parallel-size 8")
+    assert mixed.model is None
+    assert "stray-word" not in ids(mixed)
     dense = fork("--num-experts 1 --moe-expert-parallel-size 1 --topk 1")
     assert dense.model is not None
     assert dense.model.moe is None

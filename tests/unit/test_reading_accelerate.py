@@ -393,7 +393,7 @@ MBS=2
 deepspeed --num_gpus 8 train/train_mem.py \\
     --deepspeed ./scripts/zero.json --model_name_or_path org/base --lora_enable False \\
     --data_path data.json --bf16 True --output_dir out \\
-    --per-device-train-batch-size $MBS --gradient_accumulation_steps=4 \\
+    --per-device-train-batch-size $MBS --gradient_accumulation_step=4 \\
     --tf32 True --model_max_length 2048 --gradient_checkpointing True --lazy_preprocess True
 """
 

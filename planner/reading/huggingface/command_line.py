@@ -62,9 +62,15 @@ def _flags(launch: Launch) -> Iterator[tuple[str, list[Word]]]:
         if name:
             yield name, words
         flag, equals, value = word.text.removeprefix("--").partition("=")
-        name, words = flag.replace("-", "_"), [Word(value, word.where, word.unset)] if equals else []
+        name, words = _whole(flag.replace("-", "_")), [Word(value, word.where, word.unset)] if equals else []
     if name:
         yield name, words
+
+
+def _whole(name: str) -> str:
+    """A flag cut by a letter or two counts as the one that it begins (argparse, allow_abbrev)."""
+    longer = [known for known in _KNOWN if known.startswith(name) and len(name) >= 0.8 * len(known)]
+    return longer[0] if name not in _KNOWN and len(longer) == 1 else name
 
 
 def _values(launch: Launch, notes: Notes) -> tuple[dict[str, Any], Mapping[tuple[str, ...], int]]:

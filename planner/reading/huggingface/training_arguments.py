@@ -174,7 +174,7 @@ def _unknown(section: Section) -> None:
             section.add(
                 "removed-argument",
                 "error",
-                f"{name} was removed: TrainingArguments stops",
+                f"{name} was removed: TrainingArguments of transformers 5.23 stops",
                 name,
                 hint=f"use {new}" if new else "leave it out",
             )

@@ -58,6 +58,10 @@ _SHOULD_MOVE = frozenset({"use-rotary-position-embeddings", "cuda-graph-scope"})
 """Flags that still work under their old name."""
 
 
+_LISTS_OF_THE_FORK = frozenset({"num-experts"})
+"""Flags that take several values in Megatron-DeepSpeed."""
+
+
 @cache
 def known_flags() -> dict[str, tuple[Kind, str, str]]:
     """Spelling -> (kind, name of the parsed argument, first spelling)."""
@@ -179,6 +183,7 @@ def from_words(
     needs, it is not the whole.
     """
     stated = Stated()
+    lists = _LISTS_OF_THE_FORK if any(word.text == "--deepspeed" for word in words) else frozenset()
     index = 0
     while index < len(words):
         word = words[index]
@@ -191,8 +196,8 @@ def from_words(
             index += 1
             continue
         values = [word.text.partition("=")[2]] if "=" in word.text else []
-        name = _named(stated, word, own_script=own_script)
-        kind = known_flags().get(name, (None, "", ""))[0]
+        name = _named(stated, word, own_script=own_script, part=part)
+        kind = "list" if name in lists else known_flags().get(name, (None, "", ""))[0]
         unset = word.unset if values else ()
         index += 1
         if not values and kind not in ("on", "off", "either"):
@@ -250,7 +255,7 @@ def _values(words: Sequence[Word], most: int | None, doubtful: Set[str]) -> list
     return taken
 
 
-def _named(stated: Stated, word: Word, *, own_script: bool) -> str:
+def _named(stated: Stated, word: Word, *, own_script: bool, part: bool) -> str:
     """The flag's first spelling, with a finding where it is misspelt, unknown or moved."""
     written = word.text.partition("=")[0].removeprefix("--")
     name = written.replace("_", "-")
@@ -294,9 +299,9 @@ def _named(stated: Stated, word: Word, *, own_script: bool) -> str:
     stated.note(
         Finding(
             id="flag-unknown",
-            severity="note" if own_script else "error",
+            severity="note" if own_script or (part and not near) else "error",
             message=f"{RELEASE} has no flag --{written}"
-            + (", unless the training script adds it" if own_script else ": it stops there"),
+            + (": it stops there" if not own_script and (near or not part) else ", unless the training script adds it"),
             where=word.where,
             hint=f"did you mean --{near[0]}?" if near else "",
         )

@@ -81,6 +81,9 @@ def _experts(stated: Stated) -> None:
     counts = stated.items("num-experts")
     if len(set(counts)) == 1:
         stated.values["num-experts"] = counts[0]
+    elif counts:
+        stated.values["num-experts"] = max(counts, key=lambda text: (len(text), text))
+        stated.described_by = f"--num-experts {' '.join(counts)}"
     if counts and set(counts) == {"1"}:
         for name in ("num-experts", "expert-model-parallel-size", "moe-router-topk", "moe-layer-freq"):
             stated.values.pop(name, None)
