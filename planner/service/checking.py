@@ -268,7 +268,8 @@ def _joined(read: Sequence[Finding], completed: Sequence[Finding]) -> list[Findi
 def _price(found: Checked, context: CostContext, completed: Completed, limits: set[Limit]) -> None:
     """The estimate, unless the framework refuses the configuration or the cost model does not cover it."""
     if completed.batch is None or completed.findings or "framework" in limits:
-        found.warnings.append("not priced: the framework would refuse it")
+        why = "this cannot be priced here" if found.legal else "the framework would refuse it"
+        found.warnings.append(f"not priced: {why}")
         return
     if completed.unknown:
         found.warnings.append(f"not priced: none of the files says {completed.unknown}")

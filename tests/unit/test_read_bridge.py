@@ -139,11 +139,43 @@ def test_formats(more: str, values: dict[str, Any]) -> None:
 def test_command_line() -> None:
     """Overrides as words of a command, with Hydra's plus signs, after those of a file; variables stay unknown."""
     words = "model.pipeline_model_parallel_size=2 +model.sequence_parallel=true ++train.micro_batch_size=$MBS"
-    script = f"torchrun --nnodes 2 --nproc-per-node 8 run_recipe.py --recipe vanilla {words}\n"
+    script = f"torchrun --nnodes 2 --nproc-per-node 8 run_recipe.py --recipe vanilla_gpt_pretrain_config {words}\n"
     configuration = read(launch=script)
     assert configuration.strategy.pp == 2
     assert configuration.strategy.micro_batch is None
     assert any("micro_batch_size" in item for item in configuration.unread)
+
+
+def test_recipe_of_its_own() -> None:
+    """What another recipe sets is not known, and its classes may have fields that the GPT configuration has not."""
+    script = """
+CONFIGS=("4,2,8,True" "2,4,8,True")
+for CONFIG in "${CONFIGS[@]}"; do
+    IFS=',' read -r TP PP EP SP <<< "$CONFIG"
+    OVERRIDES=" \\
+        train.micro_batch_size=1 train.global_batch_size=512 model.freeze_vision_model=True \\
+        model.tensor_model_parallel_size=$TP model.pipeline_model_parallel_size=$PP \\
+        model.expert_model_parallel_size=$EP model.sequence_parallel=$SP model.tensor_model_paralel_size=2"
+    python convert.py --to megatron
+    srun --nodes 8 --ntasks-per-node 8 bash -c "uv run python run_recipe.py --recipe big_moe_pretrain_config $OVERRIDES"
+done
+"""
+    configuration = read_configuration({"job.sh": script})
+    stated = configuration.strategy
+    assert (stated.tp, stated.pp, stated.ep, stated.sequence_parallel, stated.cp) == (4, 2, 8, True, None)
+    assert (configuration.gpus, configuration.global_batch, stated.micro_batch) == (64, 512, 1)
+    assert (configuration.precision, stated.recompute, configuration.habits) == (None, None, {})
+    severities = {f.message.split()[5]: f.severity for f in configuration.findings if f.id == "field-unknown"}
+    assert severities == {"model.freeze_vision_model": "note", "model.tensor_model_paralel_size": "warning"}
+    assert not [f for f in configuration.findings if f.severity == "error"]
+    assert configuration.unread[0].startswith("recipe big_moe_pretrain_config")
+
+
+def test_words_of_yaml() -> None:
+    """Booleans in any case, and null for nothing."""
+    more = "model.tensor_model_parallel_size=2\nmodel.sequence_parallel=true\nmodel.num_moe_experts=null"
+    assert read(more).strategy.sequence_parallel is True
+    assert read("ddp.overlap_grad_reduce=false\nddp.overlap_param_gather=false").habits["overlapped_stages"] == ()
 
 
 def test_sections_that_are_not_read() -> None:

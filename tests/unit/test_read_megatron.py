@@ -453,6 +453,161 @@ def test_other_scripts_may_have_flags_of_their_own() -> None:
         for script in ("pretrain_gpt.py", "tools/train_ours.py")
     ]
     assert severities == ["error", "note"]
+    listed = read_configuration({"args.sh": f"ARGS=({BASE} --my-own-thing 3 --recompute-granularty full)"})
+    assert [f.severity for f in listed.findings if f.id == "flag-unknown"] == ["note", "error"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "--checkpoint-activations --checkpoint-num-layers 2",
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+        ),
+        ("--model-parallel-size 2", "--tensor-model-parallel-size 2"),
+        ("--fp8-hybrid", "--fp8-format hybrid"),
+        (
+            "--pipeline-model-parallel-size 4 --virtual-pipeline-model-parallel-size 2",
+            "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --num-layers-in-first-pipeline-stage 15",
+            "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 15",
+        ),
+    ],
+)
+def test_moved_flags_are_read_as_their_successors(old: str, new: str) -> None:
+    """Refused, and yet read as they were meant."""
+    was, now = read(old), read(new)
+    assert "flag-moved" in ids(was)
+    assert (was.strategy, was.precision) == (now.strategy, now.precision)
+
+
+def test_flags_in_a_variable_that_may_be_set() -> None:
+    """What a branch would add is not known, so nothing is said of what is absent."""
+    few = BASE.replace("--bf16", "").replace("--use-distributed-optimizer", "").replace("--overlap-param-gather", "")
+    script = (
+        "PR=$1\nif [ $PR = bf16 ]; then prec='--bf16'; fi\n"
+        "if [ $2 = true ]; then opt='--use-distributed-optimizer'; fi\n"
+        f"torchrun --nproc-per-node 8 pretrain_gpt.py {few} $prec $opt $EXTRA\n"
+    )
+    configuration = read_configuration({"run.sh": script})
+    assert configuration.precision is None
+    assert configuration.strategy.zero_stage is None
+    assert configuration.strategy.micro_batch == 1
+    assert configuration.findings == ()
+    assert {"words of $prec", "words of $opt", "words of $EXTRA"} <= set(configuration.unread)
+    empty = read_configuration({"run.sh": script.replace("$prec $opt", "")})
+    assert (empty.precision, empty.strategy.zero_stage) == ("fp32", 0)
+
+
+def test_a_list_of_model_arguments_is_a_part() -> None:
+    """A file that only holds a model's flags says nothing of precision, batch or sharding."""
+    model = "MODEL_ARGS=(\n" + BASE.partition("--attention-dropout")[0] + ")\n"
+    configuration = read_configuration({"model.sh": model})
+    assert configuration.model is not None
+    assert configuration.model.layers == 32
+    assert (configuration.precision, configuration.strategy.zero_stage, configuration.strategy.tp) == (None,) * 3
+    assert configuration.findings == ()
+
+
+def test_no_position_embedding() -> None:
+    """Refused without rotary positions, idle with them."""
+    assert "flag-moved" not in ids(read("--no-position-embedding"))
+    learned = read("--no-position-embedding --position-embedding-type learned_absolute")
+    assert "flag-moved" in ids(learned)
+
+
+def test_other_sharding_is_no_refusal() -> None:
+    """Megatron-FSDP and PyTorch's FSDP are legal, whatever can be priced."""
+    for flags in ("--use-megatron-fsdp", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"):
+        found = [finding.severity for finding in read(flags).findings if finding.id == "zero-stage"]
+        assert found == ["warning"]
+    assert "zero-stage" not in ids(read("--use-megatron-fsdp --data-parallel-sharding-strategy optim"))
+
+
+def test_scripts_of_other_models() -> None:
+    """An encoder and a decoder are no decoder of the same flags."""
+    configuration = read_configuration({"run.sh": f"torchrun --nproc-per-node 8 pretrain_t5.py {BASE}"})
+    assert configuration.model is None
+    assert "model-described-elsewhere" in ids(configuration)
+
+
+def test_degree_in_a_variable() -> None:
+    """Nothing is said of a degree that is not known."""
+    assert "sequence-parallel-needs-tp" not in ids(read("--tensor-model-parallel-size $TP --sequence-parallel"))
+    assert "sequence-parallel-needs-tp" in ids(read("--sequence-parallel"))
+
+
+def test_the_training_script_has_a_tokenizer() -> None:
+    """pretrain_gpt.py takes GPT-2's byte pairs unless it is told otherwise."""
+    text = f"torchrun --nproc-per-node 8 {{}} {BASE.replace('--vocab-size 128256', '--hidden-size 4032')}"
+    assert (model := read_configuration({"run.sh": text.format("pretrain_gpt.py")}).model) is not None
+    assert model.vocab == 50257
+    assert read_configuration({"run.sh": text.format("train_ours.py")}).model is None
+
+
+FORK = """#!/bin/bash
+#SBATCH --nodes=24
+MASTER=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+NNODES=$SLURM_NNODES
+STAGE=0
+MODEL=" \\
+    --pp-partition-method 'type:transformer|embedding' \\
+    --num-layers 70 --hidden-size 14336 --num-attention-heads 112 \\
+    --seq-length 2048 --max-position-embeddings 2048 \\
+    --micro-batch-size 2 --rampup-batch-size 192 16 9_765_625 --global-batch-size 2048 \\
+    --tokenizer-type PretrainedFromHF --pad-vocab-size-to 250880 --embed-layernorm --bf16 \\
+    --position-embedding-type alibi --checkpoint-activations \\
+    "
+cat <<EOT > ds.json
+{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": $STAGE}}
+EOT
+DS="--deepspeed --deepspeed_config ds.json --zero-stage ${STAGE} --deepspeed-activation-checkpointing"
+START="python -u -m torch.distributed.run --nproc_per_node 8 --nnodes $NNODES \\
+    --rdzv_endpoint $MASTER:6000 --rdzv_backend c10d --max_restarts 0 --tee 3"
+CMD="pretrain_gpt.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 $MODEL $DS"
+srun --jobid $SLURM_JOBID bash -c "$START --node_rank \\$SLURM_PROCID $CMD" 2>&1 | tee log
+"""
+
+
+def test_fork() -> None:
+    """Megatron-DeepSpeed: its flags in the sense of Megatron-LM's, its ZeRO stage as sharding, no advice on flags."""
+    configuration = read_configuration({"run.slurm": FORK})
+    stated = configuration.strategy
+    assert (configuration.gpus, configuration.gpus_per_node, configuration.precision) == (192, 8, "bf16")
+    assert (stated.tp, stated.pp, stated.dp, stated.micro_batch, stated.grad_accum) == (4, 12, 4, 2, 256)
+    assert stated.layers_per_stage == (5, *[6] * 10, 5)
+    assert stated.recompute == Recompute(mode="full")
+    assert (stated.zero_stage, stated.shard_degree) == (1, 4)
+    assert configuration.model is not None
+    assert (configuration.model.name, configuration.model.position) == ("bloom-176b", "none")
+    assert ids(configuration) == {"fork", "dropout-by-default"}
+
+
+def test_fork_sharding_and_experts() -> None:
+    """fp16 without ZeRO is whole on every rank; stage 3 is another framework's; its experts have its own defaults."""
+
+    def fork(arguments: str) -> Configuration:
+        text = f"deepspeed --num_gpus 8 pretrain_gpt.py {BASE.replace('--bf16', '--fp16')} --deepspeed {arguments}"
+        return read_configuration({"run.sh": text.replace("--use-distributed-optimizer", "")})
+
+    assert fork("--zero-stage 0").strategy.zero_stage == 0
+    assert fork("").strategy.zero_stage == 1
+    assert "--zero-stage 2" in " ".join(fork("--zero-stage 2").unread)
+    with pytest.raises(InputError, match="stage 3"):
+        fork("--zero-stage 3 --no-pipeline-parallel")
+    experts = fork("--num-experts 16 --moe-expert-parallel-size 8")
+    assert experts.model is not None
+    assert experts.model.moe is not None
+    assert (experts.model.moe.experts, experts.model.moe.top_k, experts.model.moe.every) == (16, 1, 2)
+    assert experts.strategy.ep == 8
+    mixed = fork("--num-experts 32 32 64 --moe-expert-parallel-size 8")
+    assert mixed.model is None
+    assert "stray-word" not in ids(mixed)
+    dense = fork("--num-experts 1 --moe-expert-parallel-size 1 --topk 1")
+    assert dense.model is not None
+    assert dense.model.moe is None
 
 
 SCRIPT = """#!/bin/bash
@@ -530,6 +685,43 @@ def test_dump() -> None:
     # One replica: there is nothing to shard the optimizer over.
     assert ids(configuration) == {"fp32-training", "sequence-parallel-off"}
     assert configuration.unread == ("arguments that the excerpt does not show",)
+
+
+OLD_DUMP = """
+ 0: using world size: 64, data-parallel-size: 4, tensor-model-parallel size: 4, pipeline-model-parallel size: 4
+ 0: ------------------------ arguments ------------------------
+ 0:   checkpoint_activations .......................... True
+ 0:   checkpoint_num_layers ........................... 2
+ 0:   fp16 ............................................ True
+ 0:   global_batch_size ............................... 1024
+ 0:   micro_batch_size ................................ 4
+ 0:   num_layers ...................................... 40
+ 0:   num_layers_per_virtual_pipeline_stage ........... 5
+ 0:   virtual_pipeline_model_parallel_size ............ 2
+ 0: -------------------- end of arguments ---------------------
+"""
+
+
+def test_dump_of_an_old_release() -> None:
+    """Arguments under the names they had, labels of srun, and a context-parallel size that was not there yet."""
+    configuration = read_configuration({"log.txt": OLD_DUMP})
+    stated = configuration.strategy
+    assert (stated.tp, stated.cp, stated.pp, stated.vpp, stated.dp, configuration.gpus) == (4, 1, 4, 2, 4, 64)
+    assert (stated.micro_batch, stated.grad_accum, configuration.precision) == (4, 64, "fp16")
+    assert stated.recompute == Recompute(mode="full")
+    assert "flag-moved" not in ids(configuration)
+    off = OLD_DUMP.replace("checkpoint_activations .......................... True", "checkpoint_activations ... False")
+    off = off.replace("checkpoint_num_layers ........................... 2", "")
+    assert read_configuration({"log.txt": off}).strategy.recompute == Recompute()
+
+
+def test_dump_of_the_fork() -> None:
+    """Megatron-DeepSpeed's lines, whose stage 0 shards the bf16 optimizer all the same."""
+    lines = {"deepspeed": "True", "zero_stage": "0", "bf16": "True", "num_experts": "[1]", "micro_batch_size": "2"}
+    text = OLD_DUMP.replace("fp16 ......", "adam_beta1 ") + "".join(f"  {k} ..... {v}\n" for k, v in lines.items())
+    configuration = read_configuration({"log.txt": text})
+    assert (configuration.precision, configuration.strategy.zero_stage) == ("bf16", 1)
+    assert "fork" in ids(configuration)
 
 
 def test_dump_of_something_else() -> None:

@@ -53,6 +53,22 @@ def words(text: str, **others: str) -> list[str]:
         ("case $1 in\n a) python y.py ;;\nesac\npython x.py --z", ["--z"]),
         ("python x.py --freq '([0]*3+[1]*58)' --layout 'Et*2|tL'", ["--freq", "([0]*3+[1]*58)", "--layout", "Et*2|tL"]),
         ("A=(\n --x 1\n)\r\npython x.py ${A[@]}\r\n", ["--x", "1"]),
+        ("run() {\n python x.py --a $1 --b ${2:-9}\n}\nrun 3", ["--a", "3", "--b", "9"]),
+        ("function run\n{\n local T=$1\n python x.py --a $T ${@:2}\n}\nrun 3 --b 4", ["--a", "3", "--b", "4"]),
+        ('add() { A+=("$@"); }\n' + "add --k 1\n" * 60 + "python x.py ${A[@]}", ["--k", "1"] * 60),
+        ("f() { f; f; }\nf\npython x.py", []),
+        ("never() { exit 1; }\npython x.py --z", ["--z"]),
+        ("M=7b\ncase $M in\n 7b|8b) L=32 ;;\n *) L=80 ;;\nesac\npython x.py --l $L", ["--l", "32"]),
+        ("M=x\ncase $M in\n 7b) L=32 ;;\n *) L=80 ;;\nesac\npython x.py --l $L", ["--l", "80"]),
+        ("IFS=',' read -r T P <<< '4,2'\npython x.py --t $T --p $P", ["--t", "4", "--p", "2"]),
+        ("read -r -a A <<< '4 2'\npython x.py ${A[1]} ${A[0]}", ["2", "4"]),
+        ("T=3\nread -r -d '' B <<'EOF' || true\npython x.py --t $T\nEOF\nsrun bash -c \"$B\"", ["--t", "3"]),
+        ('T=3\ncat > go.sh <<EOF\npython x.py --t $T "a b"\nEOF\nbash go.sh', ["--t", "3", "a b"]),
+        ('cat > go.sh <<EOF\npython x.py --t \\"a\nEOF\nbash go.sh', ["--t", '"a']),
+        ("T=3\nA=$(cat <<EOF\n--t $T\n--u\nEOF\n)\npython x.py $A", ["--t", "3", "--u"]),
+        ("#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\npython x.py $((SLURM_NNODES * SLURM_GPUS_PER_NODE))", ["32"]),
+        ("C='python x.py --h $(hosts | head -n 1) --a 1'\nbash -c \"$C\"", ["--h", "$(hosts | head -n 1)", "--a", "1"]),
+        ('C="python x.py --h $(hosts | head -n 1) --a 1"\n$C', ["--h", "$(hosts | head -n 1)", "--a", "1"]),
     ],
 )
 def test_words(text: str, expected: list[str] | None) -> None:
@@ -75,6 +91,58 @@ def test_unknown_values_are_marked() -> None:
     assert values["--n"].unset == ("(wc -l < hosts)",)
     assert values["--m"].unset == ("M",)
     assert values["--k"].unset == ()
+
+
+def test_an_unknown_value_is_one_word() -> None:
+    """What a command prints is not split at the spaces and bars of the command, however often the text is read."""
+    script = read(
+        'H=$(scontrol show hostnames "$N" | head -n 1)\nA="--m $H:6000 --k 1"\nB="$A"\nbash -c "python x.py $B"'
+    )
+    (launch,) = launches(script)
+    assert [word.text.partition("(")[0] for word in launch.arguments] == ["--m", "$", "--k", "1"]
+    assert launch.arguments[1].text.endswith("| head -n 1):6000")
+    assert [word.text for word in script.arrays["A"]][2:] == ["--k", "1"]
+
+
+def test_variables_that_may_have_a_value() -> None:
+    """A branch on an argument or on a command's output, or a missing file, may set them; an environment variable that
+    nobody sets is empty, as the machine starts."""
+    chosen = read("P=$1\nif [ $P = bf16 ]; then O=--bf16; elif [ $P = fp16 ]; then O=--fp16; fi\npython x.py $O")
+    assert chosen.doubtful == {"O"}
+    cased = read("case $(hostname) in\n a*) O=--bf16 ;;\nesac\npython x.py $O")
+    assert cased.doubtful == {"O"}
+    assert not read('if [ -n "$DEBUG" ]; then O=--debug; fi\npython x.py $O').doubtful
+    assert not read("U=no\nif [ $U = yes ]; then O=--debug; fi\npython x.py $O").doubtful
+    missing = read("source models/big.sh\npython x.py ${MODEL[@]}")
+    assert missing.doubtful == {"MODEL"}
+    assert [word.text for word in missing.commands[-1].words] == ["python", "x.py", "$MODEL"]
+    assert not read("source ~/.bashrc\npython x.py $EXTRA").doubtful
+
+
+def test_arguments_of_another_script() -> None:
+    """The numbers of a script that is started with arguments."""
+    script = read("bash inner.sh 4 2", inner_sh="TP=$1\nPP=${2}\npython x.py --tp $TP --pp $PP --n ${10}")
+    (launch,) = launches(script)
+    assert [word.text for word in launch.arguments] == ["--tp", "4", "--pp", "2", "--n", "${10}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("deepspeed --num_gpus 2 x.py", 2),
+        ("deepspeed --num_gpus=8 --num_nodes 4 x.py", 32),
+        ("deepspeed --hostfile hosts x.py", None),
+        ("deepspeed --include localhost:0,1,3 x.py", 3),
+        ("deepspeed --include a:0,1@b:0,1 x.py", 4),
+        ("deepspeed --include a@b x.py", None),
+        ("torchrun --nproc-per-node 4 x.py", 4),
+        ("python x.py", None),
+    ],
+)
+def test_gpus_of_a_launch(text: str, gpus: int | None) -> None:
+    """A launcher without the options that spread it stays on its node."""
+    (launch,) = launches(read(text))
+    assert launch.gpus == gpus
 
 
 def test_places() -> None:

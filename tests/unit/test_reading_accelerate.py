@@ -389,6 +389,56 @@ def test_what_is_not_modelled_is_listed() -> None:
         assert any(name in text for text in found.unread), name
 
 
+SCRIPT = """
+#!/bin/bash
+MBS=2
+deepspeed --num_gpus 8 train/train_mem.py \\
+    --deepspeed ./scripts/zero.json --model_name_or_path org/base --lora_enable False \\
+    --data_path data.json --bf16 True --output_dir out \\
+    --per-device-train-batch-size $MBS --gradient_accumulation_step=4 \\
+    --tf32 True --model_max_length 2048 --gradient_checkpointing True --lazy_preprocess True
+"""
+
+
+def test_arguments_on_the_command_line() -> None:
+    """Flags of the script's own stay out; auto in the DeepSpeed file follows the others."""
+    found = read_configuration({"finetune.sh": SCRIPT, "zero.json": json.dumps(AUTO)})
+    s = found.strategy
+    assert (found.backend, found.gpus, found.seq_len, found.precision) == ("accelerate-deepspeed", 8, 2048, "bf16")
+    assert (s.micro_batch, s.grad_accum, s.dp, found.global_batch) == (2, 4, 8, 64)
+    assert s.recompute == Recompute(mode="full")
+    assert (s.zero_stage, s.shard_degree) == (3, 8)
+    assert not {"auto-needs-arguments", "unknown-argument"} & set(ids(found))
+    variable = SCRIPT.replace("./scripts/zero.json", "$DS")
+    named = read_configuration({"finetune.sh": variable, "z.json": json.dumps(AUTO)})
+    assert named.strategy.zero_stage == 3
+
+
+def test_command_line_without_its_files_and_values() -> None:
+    """A variable that nobody sets, adapters, and a DeepSpeed file that is not there are named."""
+    script = SCRIPT.replace("MBS=2", "").replace("enable False", "enable True").replace("accumulation", "acumulation")
+    found = read_configuration({"finetune.sh": script})
+    assert (found.strategy.micro_batch, found.strategy.zero_stage, found.precision) == (None, None, "bf16")
+    assert "unknown-argument" in ids(found)
+    for words in ("per_device_train_batch_size: $MBS", "lora_enable", "zero.json"):
+        assert any(words in text for text in found.unread), words
+
+
+def test_fsdp_on_the_command_line() -> None:
+    """torchrun with FSDP by the arguments alone."""
+    words = "--per_device_train_batch_size 4 --gradient_accumulation_steps 4 --bf16 "
+    words += "--fsdp 'full_shard auto_wrap offload' --fsdp_config '{\"x\": 1}'"
+    found = read_configuration({"run.sh": f"torchrun --nproc_per_node=8 train.py {words}"})
+    assert (found.backend, found.gpus, found.strategy.zero_stage, found.global_batch) == ("accelerate-fsdp", 8, 3, 128)
+    assert found.strategy.offload == Offload(optimizer=1.0, parameters="cpu", device="cpu")
+
+
+def test_command_line_in_no_command() -> None:
+    """Flags that nothing starts."""
+    with pytest.raises(InputError, match="no command"):
+        read_configuration({"run.sh": "echo --per_device_train_batch_size 4"})
+
+
 def test_lists_of_names_do_not_overlap() -> None:
     """A removed or inherited argument is none of the present ones."""
     assert not keys.ARGUMENTS & keys.REMOVED_ARGUMENTS.keys()
@@ -402,6 +452,14 @@ def test_lists_of_names_do_not_overlap() -> None:
 RECIPES = {
     "axolotl": "base_model: org/base\nsequence_len: 4096\nmicro_batch_size: 1\nfsdp:\n  - full_shard\ndeepspeed:\n",
     "LLaMA-Factory": "model_name_or_path: org/base\nfinetuning_type: full\ncutoff_len: 8192\nbf16: true\n",
+    "DeepSpeed-Chat": "deepspeed main.py --zero_stage 3 \\\n --per_device_train_batch_size 4 "
+    "--model_name_or_path org/base --deepspeed\n",
+    "GPT-NeoX": '{\n  "pipe_parallel_size": 2,\n  "model_parallel_size": 2, "hidden-size": "org/base",\n'
+    '  "zero_optimization": {"stage": 1}\n}\n',
+    "OpenRLHF": "deepspeed --module openrlhf.cli.train_sft --ds.zero_stage 2 --model.model_name_or_path org/base\n",
+    "ms-swift": "NPROC_PER_NODE=8 megatron sft \\\n  --model org/base --tensor_model_parallel_size 4\n",
+    "slime": "python3 train.py --hf-checkpoint org/base --rollout-batch-size 32 --tensor-model-parallel-size 2\n",
+    "llamafactory-cli": "llamafactory-cli train \\\n --model_name_or_path org/base --finetuning_type lora\n",
     "verl": "python3 -m verl.trainer.main_ppo \\\n  +actor_rollout_ref.model.path=$MODEL trainer.nnodes=2\n",
 }
 
@@ -409,11 +467,12 @@ RECIPES = {
 @pytest.mark.parametrize("tool", RECIPES)
 def test_recipes_are_named_and_refused(tool: str) -> None:
     """The error says what the file is, what stands in it, and what to give instead."""
-    name = "run.sh" if tool == "verl" else "recipe.yaml"
+    text = RECIPES[tool]
+    name = "recipe.json" if text.startswith("{") else "run.sh" if " --" in text or tool == "verl" else "recipe.yaml"
     with pytest.raises(InputError) as caught:
         read_configuration({name: RECIPES[tool]})
     error = caught.value
-    assert tool in error.message
+    assert {"llamafactory-cli": "LLaMA-Factory"}.get(tool, tool) in error.message
     assert error.where == name
     assert error.allowed
     assert error.hint is not None

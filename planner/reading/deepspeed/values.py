@@ -110,6 +110,9 @@ class Section:
 
     def _unknown(self, name: object) -> None:
         path = (*self.path, name if isinstance(name, str) else repr(name))
+        if not self.checked and re.match(r"[_/#]|(?i:comment)", str(name)):
+            # People write remarks this way; DeepSpeed takes them.
+            return
         close = get_close_matches(str(name), list(self.keys), n=1, cutoff=0.75)
         hint = f"write {close[0]!r} if that is what is meant" if close else "remove it"
         if self.checked:

@@ -105,7 +105,7 @@ class TrainingArgumentsReader:
     """The Trainer's arguments without accelerate's file."""
 
     name = "training-arguments"
-    title = "Hugging Face TrainingArguments (JSON, or YAML of TRL's scripts)"
+    title = "Hugging Face TrainingArguments (JSON, YAML of TRL's scripts, or the flags of a launch script)"
 
     def recognises(self, files: Files) -> bool:
         return find_arguments(files) is not None
@@ -479,7 +479,7 @@ def _deepspeed(
         gpus_per_node=machines.gpus_per_node,
         seq_len=mesh.seq_len or (says.seq_len if says is not None else None),
         global_batch=micro * accumulated * dp if micro and accumulated and dp else None,
-        precision=inner.precision,
+        precision=inner.precision if found is not None or says is None else PRECISIONS.get(says.precision or ""),
         strategy=replace(
             inner.strategy,
             **PLAIN,

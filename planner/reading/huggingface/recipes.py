@@ -1,4 +1,4 @@
-"""Files of tools that write the Trainer's arguments themselves: axolotl, LLaMA-Factory, verl.
+"""Files of tools that write a framework's arguments themselves: axolotl, LLaMA-Factory, ms-swift, verl and others.
 
 Each decides sharding, precision and batch by rules of its own that change from release to release, so none is guessed
 at: the error names the tool, what to take from it, and the command that prices the same strategy.
@@ -40,6 +40,19 @@ def _keys(*names: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(rf"^{name}\s*:", re.M) for name in names)
 
 
+_ACTOR = (
+    "the actor alone, as a model with its batch: several models (actor, reference, critic, rollout) share these GPUs, "
+    "which one plan does not describe"
+)
+_NEOX = (
+    ("pipe-parallel-size", "--pp"),
+    ("model-parallel-size", "--tp"),
+    ("num-layers", "layers"),
+    ("hidden-size", "width"),
+    ("seq-length", "--seq-len"),
+    ("train-micro-batch-size-per-gpu", "--micro-batch"),
+    ("gradient-accumulation-steps", "micro-batches of a step"),
+)
 RECIPES = (
     Recipe(
         "axolotl",
@@ -110,6 +123,19 @@ RECIPES = (
         "for FSDP",
     ),
     Recipe(
+        "LLaMA-Factory",
+        (re.compile(r"^[^#\n]*\bllamafactory-cli\s+train\s", re.M),),
+        (
+            ("--model_name_or_path", "--model"),
+            ("--cutoff_len", "--seq-len"),
+            ("--per_device_train_batch_size", "--micro-batch"),
+            ("--gradient_accumulation_steps", "micro-batches of a step"),
+            ("--finetuning_type", "task"),
+            ("--deepspeed", "DeepSpeed file"),
+        ),
+        "the file that the command names, or the DeepSpeed file that is named there",
+    ),
+    Recipe(
         "verl",
         (re.compile(r"actor_rollout_ref\.\S+=|^actor_rollout_ref\s*:", re.M),),
         (
@@ -120,8 +146,82 @@ RECIPES = (
             ("trainer.n_gpus_per_node", "GPUs of a node"),
             ("trainer.nnodes", "nodes"),
         ),
-        "the actor alone, as a model with its batch: several models (actor, reference, critic, rollout) share these "
-        "GPUs, which one plan does not describe",
+        _ACTOR,
+    ),
+    Recipe(
+        "slime",
+        (re.compile(r"^[^#\n]*--rollout-batch-size\b", re.M), re.compile(r"^[^#\n]*--hf-checkpoint\b", re.M)),
+        (
+            ("--hf-checkpoint", "--model"),
+            ("--tensor-model-parallel-size", "--tp"),
+            ("--pipeline-model-parallel-size", "--pp"),
+            ("--context-parallel-size", "--cp"),
+            ("--expert-model-parallel-size", "--ep"),
+            ("--max-tokens-per-gpu", "tokens of a micro-batch"),
+            ("--actor-num-nodes", "nodes"),
+            ("--actor-num-gpus-per-node", "GPUs of a node"),
+        ),
+        _ACTOR,
+    ),
+    Recipe(
+        "OpenRLHF",
+        (re.compile(r"^[^#\n]*\bopenrlhf[./]cli\b", re.M), re.compile(r"zero_stage")),
+        (
+            ("--pretrain", "--model"),
+            ("--model.model_name_or_path", "--model"),
+            ("--max_len", "--seq-len"),
+            ("--data.max_len", "--seq-len"),
+            ("--micro_train_batch_size", "--micro-batch"),
+            ("--train.micro_batch_size", "--micro-batch"),
+            ("--train_batch_size", "--global-batch"),
+            ("--train.batch_size", "--global-batch"),
+            ("--zero_stage", "--zero-stage"),
+            ("--ds.zero_stage", "--zero-stage"),
+        ),
+        "the model that is trained, alone, with its batch",
+    ),
+    Recipe(
+        "DeepSpeed-Chat",
+        (
+            re.compile(r"^[^#\n]*--(?:actor_)?zero_stage\b", re.M),
+            re.compile(r"^[^#\n]*--per_device_(?:train|training|generation)_batch_size\b", re.M),
+        ),
+        (
+            ("--model_name_or_path", "--model"),
+            ("--max_seq_len", "--seq-len"),
+            ("--per_device_train_batch_size", "--micro-batch"),
+            ("--gradient_accumulation_steps", "micro-batches of a step"),
+            ("--zero_stage", "--zero-stage"),
+            ("--actor_zero_stage", "--zero-stage"),
+            ("--lora_dim", "task"),
+        ),
+        "the DeepSpeed configuration that its scripts make (training/utils/ds_utils.py), as JSON",
+    ),
+    Recipe(
+        "GPT-NeoX",
+        (re.compile(r"pipe[-_]parallel[-_]size['\"]?\s*:"), re.compile(r"model[-_]parallel[-_]size['\"]?\s*:")),
+        tuple((name.replace("-", mark), told) for name, told in _NEOX for mark in "-_"),
+        "its DeepSpeed settings alone; layout and model stand in keys of its own, which DeepSpeed would ignore",
+    ),
+    Recipe(
+        "ms-swift",
+        (re.compile(r"^(?:[^#\n]*[\s;&])?(?:swift|megatron)\s+(?:sft|pt|rlhf)\b", re.M),),
+        (
+            ("--model", "--model"),
+            ("--max_length", "--seq-len"),
+            ("--tensor_model_parallel_size", "--tp"),
+            ("--pipeline_model_parallel_size", "--pp"),
+            ("--context_parallel_size", "--cp"),
+            ("--expert_model_parallel_size", "--ep"),
+            ("--micro_batch_size", "--micro-batch"),
+            ("--global_batch_size", "--global-batch"),
+            ("--per_device_train_batch_size", "--micro-batch"),
+            ("--recompute_granularity", "--recompute"),
+            ("--tuner_type", "task"),
+            ("--train_type", "task"),
+            ("--deepspeed", "DeepSpeed file"),
+        ),
+        "the DeepSpeed file that it names under --deepspeed, or the arguments that Megatron-LM would be given",
     ),
 )
 
@@ -134,7 +234,7 @@ class RecipeReader:
     """Recognises the tools' files in order to say what to give instead."""
 
     name = "recipe"
-    title = "axolotl, LLaMA-Factory and verl files (recognised, not read)"
+    title = "files of axolotl, DeepSpeed-Chat, GPT-NeoX, LLaMA-Factory, ms-swift, OpenRLHF, slime and verl (recognised)"
 
     def recognises(self, files: Files) -> bool:
         return recipe_of(files) is not None
@@ -174,7 +274,7 @@ def _command(values: Mapping[str, str]) -> str:
 def recipe_of(files: Files) -> tuple[str, Recipe] | None:
     """The first file of such a tool, by its keys."""
     for name in sorted(files):
-        if name.endswith((".py", ".md", ".json")):
+        if name.endswith((".py", ".md")):
             continue
         for recipe in RECIPES:
             if all(mark.search(files[name]) for mark in recipe.marks):
@@ -187,8 +287,10 @@ _OFF = ("", "false", "null", "~")
 
 
 def _value(text: str, key: str) -> str:
-    """What a line says of ``key``, in YAML (a list of words, too) or as a Hydra override; empty where it is missing."""
-    found = re.search(rf"(?:^|[\s+]){re.escape(key)}[ \t]*[:=][ \t]*([^\s#]+)", text, re.M)
+    """What a line says of ``key``, in YAML (a list of words, too), as a Hydra override or as a flag; empty if nothing
+    stands there."""
+    between = r"(?:[ \t]+|=)" if key.startswith("--") else r"[ \t]*[:=][ \t]*"
+    found = re.search(rf"^(?:[^#\n]*[\s+{{\"'])?{re.escape(key)}[\"']?{between}([^\s#,]+)", text, re.M)
     if found:
         return found.group(1)[:80]
     items = re.search(rf"^{re.escape(key)}[ \t]*:[ \t]*((?:\n[ \t]*- [ \t]*[\w.-]+)+)", text, re.M)

@@ -16,6 +16,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.reading.configuration import Files
 from planner.reading.huggingface import keys
+from planner.reading.huggingface.command_line import find_script, script_arguments
 from planner.reading.huggingface.fsdp import Sharding, argument_sharding
 from planner.reading.huggingface.recipes import recipe_of
 from planner.reading.huggingface.values import Notes, Section, read_json, read_yaml, shown, whole
@@ -29,6 +30,9 @@ MARKED = frozenset({"per_device_train_batch_size", "output_dir"})
 MARKS = re.compile(rf'"(?:{"|".join(sorted(MARKED))})"')
 """Keys by which the arguments are known."""
 YAML_MARK = re.compile(r"^per_device_train_batch_size\s*:", re.M)
+
+LENGTHS = ("max_length", "max_seq_length", "model_max_length", "cutoff_len")
+"""What subclasses and scripts call the tokens of a sequence."""
 
 ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused")
 """Optimizers with fp32 master weights and two fp32 moments, as plans count them."""
@@ -83,7 +87,7 @@ class TrainerSays:
 
 
 def find_arguments(files: Files) -> str | None:
-    """The file that holds TrainingArguments, by its keys."""
+    """The file that holds TrainingArguments, by its keys; else the script that gives them as flags."""
     for name in sorted(files, key=lambda name: (not name.endswith("training_arguments.json"), name)):
         text = files[name].lstrip("\ufeff \t\r\n")
         if _is_yaml(name) and YAML_MARK.search(text) and recipe_of({name: text}) is None:
@@ -97,7 +101,7 @@ def find_arguments(files: Files) -> str | None:
             return name
         if MARKED & values.keys() and "zero_optimization" not in values:
             return name
-    return None
+    return find_script(files)
 
 
 def _is_yaml(name: str) -> bool:
@@ -108,8 +112,9 @@ def arguments_of(files: Files, name: str) -> TrainerSays:
     """The arguments in the file ``name``."""
     if _is_yaml(name):
         return read_arguments(read_yaml(files[name], name), shared=True)
-    notes = Notes(name)
-    return read_arguments(Section(read_json(files[name], name), notes))
+    if name.endswith(".json") or files[name].lstrip("\ufeff \t\r\n").startswith("{"):
+        return read_arguments(Section(read_json(files[name], name), Notes(name)))
+    return read_arguments(script_arguments(files, name))
 
 
 def read_arguments(section: Section, *, shared: bool = False) -> TrainerSays:
@@ -150,7 +155,7 @@ def read_arguments(section: Section, *, shared: bool = False) -> TrainerSays:
 
 def _seq_len(section: Section) -> int | None:
     """The longest sequence: stated whole, or as prompt and completion."""
-    whole_ = next((n for key in ("max_length", "max_seq_length", "cutoff_len") if (n := section.count(key))), None)
+    whole_ = next((n for key in LENGTHS if (n := section.count(key))), None)
     prompt, completion = section.count("max_prompt_length"), section.count("max_completion_length")
     return whole_ if whole_ or not (prompt and completion) else prompt + completion
 
@@ -191,12 +196,14 @@ def _unknown(section: Section, shared: bool) -> None:
     for name in section.values:
         if name in keys.ARGUMENTS or name in keys.SUBCLASS_ARGUMENTS or name.startswith("_"):
             continue
+        if name in (*LENGTHS, "world_size"):
+            continue
         if name in keys.REMOVED_ARGUMENTS:
             new = keys.REMOVED_ARGUMENTS[name]
             section.add(
                 "removed-argument",
                 "error",
-                f"{name} was removed: TrainingArguments stops",
+                f"{name} was removed: TrainingArguments of transformers 5.23 stops",
                 name,
                 hint=f"use {new}" if new else "leave it out",
             )
@@ -238,11 +245,14 @@ def deepspeed_file(says: TrainerSays, files: Files) -> tuple[Mapping[str, Any], 
 
 
 def find_deepspeed(name: Any, files: Files) -> tuple[Mapping[str, Any], str] | None:
-    """The file ``name`` among ``files``, by its path or by its last part."""
+    """The file ``name`` among ``files``, by its path or by its last part; the only one where a variable names it."""
     if not isinstance(name, str):
         return None
     exact = [path for path in files if path == name.removeprefix("./")]
     alike = [path for path in files if path.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
+    if "$" in name:
+        alike += [path for path, text in files.items() if path.endswith(".json") and "zero_optimization" in text]
+        alike = alike if len(alike) == 1 else []
     for path in (*exact, *alike[:1]):
         return read_json(files[path], path), path
     return None

@@ -5,19 +5,20 @@ model, habits and findings are those of that framework."""
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files as package_files
 
-from planner.backends.bridge_fields import LISTS, RECIPE_SWITCHES, SWITCHES, VALUES
+from planner.backends.bridge_fields import LISTS, RECIPE, RECIPE_SWITCHES, SWITCHES, VALUES
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files
 from planner.reading.megatron.flags import Stated
 from planner.reading.megatron.reader import Source, configuration_of
-from planner.reading.texts.shell import Launch, entry_scripts, launches, read_script
+from planner.reading.texts.shell import Launch, Script, Word, entry_scripts, launches, read_script
 from planner.specs.finding import Finding
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*\.[\w.]+|mixed_precision)=(.*)")
@@ -79,14 +80,19 @@ class MegatronBridgeOverrides:
                 got="no word like section.field=value",
                 allowed="model.tensor_model_parallel_size=8, one a line or on the command line",
             )
-        stated = _stated(given)
+        recipe = _recipe(launch) if launch else ""
+        stated = _stated(given, foreign=bool(recipe))
         source = Source(
             stated,
             given[0].where.partition(":")[0],
             launch.gpus if launch else None,
             launch.per_node if launch else None,
             launch.environment if launch else None,
-            (*missing, *(f"{o.field}={o.text}" for o in given if o.field.partition(".")[0] in _UNREAD_SECTIONS)),
+            (
+                *([f"{recipe}: what it sets itself (model, layout, adapters) is not known here"] if recipe else []),
+                *missing,
+                *(f"{o.field}={o.text}" for o in given if o.field.partition(".")[0] in _UNREAD_SECTIONS),
+            ),
         )
         found = configuration_of(source, self.title)
         return replace(
@@ -98,13 +104,44 @@ class MegatronBridgeOverrides:
 
 
 def _launch(files: Files) -> tuple[Launch | None, tuple[str, ...]]:
-    """The command that starts training, where a script is among the files."""
+    """The command with the most overrides, where a script is among the files."""
     scripts = {name: text for name, text in files.items() if not name.endswith((".py", ".txt", ".yaml", ".json"))}
+    best: tuple[int, Launch, tuple[str, ...]] | None = None
     for name in entry_scripts(scripts):
         script = read_script(scripts, name)
-        for launch in launches(script):
-            return launch, tuple(script.missing)
-    return None, ()
+        for launch in _commands(script):
+            size = sum(_OVERRIDE.fullmatch(word.text) is not None for word in launch.arguments)
+            if best is None or size > best[0]:
+                best = size, launch, tuple(script.missing)
+    return (None, ()) if best is None else best[1:]
+
+
+def _commands(script: Script) -> Iterator[Launch]:
+    """What starts Python, any other command, and the variables where a command's words are not known."""
+    started = launches(script)
+    yield from started
+    for command in script.commands:
+        yield Launch(None, command.words, command.environment, {}, "")
+    words = tuple(word for words in script.arrays.values() for word in words)
+    yield replace(started[0], arguments=(*started[0].arguments, *words)) if started else Launch(None, words, {}, {}, "")
+
+
+def _recipe(launch: Launch) -> str:
+    """The recipe or script that the overrides change, where it is not the one without settings of its own."""
+    named = _option(launch.arguments, "--recipe")
+    if named:
+        return "" if named in (RECIPE, RECIPE.removesuffix("_pretrain_config")) else f"recipe {named}"
+    script = posixpath.basename(launch.script.text) if launch.script else ""
+    return "" if script in ("", "pretrain_bridge.py") else script
+
+
+def _option(words: Sequence[Word], name: str) -> str:
+    """The value of a flag; empty without it."""
+    for word, after in zip(words, [*words[1:], Word("", "")], strict=True):
+        flag, _, value = word.text.partition("=")
+        if flag == name:
+            return value or after.text
+    return ""
 
 
 def _overrides(files: Files, launch: Launch | None) -> Iterator[_Override]:
@@ -131,10 +168,13 @@ def known_fields() -> frozenset[str]:
     return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 
 
-def _stated(given: list[_Override]) -> Stated:
-    """The overrides as arguments of Megatron-LM, on top of what the recipe has set."""
-    stated = Stated(values={"bf16": True, "moe-token-dispatcher-type": "allgather"})
-    stated.values |= dict.fromkeys(RECIPE_SWITCHES, True)
+def _stated(given: list[_Override], *, foreign: bool) -> Stated:
+    """The overrides as arguments of Megatron-LM, on top of what the recipe has set; ``foreign``: a recipe whose
+    settings are not known, so what is not overridden is not known either."""
+    stated = Stated(complete=not foreign)
+    if not foreign:
+        stated.values |= {"bf16": True, "moe-token-dispatcher-type": "allgather"}
+        stated.values |= dict.fromkeys(RECIPE_SWITCHES, True)
     # The recipe's sections disagree on the sharded optimizer, which switches it on (config.py, validate).
     stated.values["use-distributed-optimizer"] = True
     sections: dict[str, str] = {}
@@ -143,7 +183,7 @@ def _stated(given: list[_Override]) -> Stated:
         if override.field.partition(".")[0] in _UNREAD_SECTIONS:
             continue
         if override.field not in known_fields() and override.field != "mixed_precision":
-            _unknown(stated, override)
+            _unknown(stated, override, foreign=foreign)
         elif override.text == "" or "$" in override.text:
             name = _FLAGS.get(override.field) or _SWITCHED.get(override.field, (override.field, True))[0]
             stated.unresolved[name] = override.text or "(a variable)"
@@ -158,13 +198,16 @@ def _stated(given: list[_Override]) -> Stated:
     return stated
 
 
-def _unknown(stated: Stated, override: _Override) -> None:
-    near = get_close_matches(override.field, known_fields(), n=1, cutoff=0.7)
+def _unknown(stated: Stated, override: _Override, *, foreign: bool) -> None:
+    near = get_close_matches(override.field, known_fields(), n=1, cutoff=0.9 if foreign else 0.7)
+    message = f"Megatron-Bridge 0.6 has no field {override.field}"
     stated.note(
         Finding(
             id="field-unknown",
-            severity="error",
-            message=f"Megatron-Bridge 0.6 has no field {override.field}; set from Python it would be silently ignored",
+            severity="error" if not foreign else "warning" if near else "note",
+            message=f"{message} in its GPT configuration: another recipe's model or data may have it"
+            if foreign
+            else f"{message}; set from Python it would be silently ignored",
             where=override.where,
             hint=f"did you mean {near[0]}?" if near else "",
         )
@@ -176,7 +219,7 @@ def _apply(stated: Stated, override: _Override) -> None:
     if field in _FLAGS:
         name = _FLAGS[field]
         stated.places[name] = override.where
-        if text == "None":
+        if text.lower() in ("none", "null"):
             stated.values.pop(name, None)
         elif name in LISTS:
             items = tuple(item.strip(" '\"") for item in text.strip("[]()").split(",") if item.strip())
@@ -186,7 +229,7 @@ def _apply(stated: Stated, override: _Override) -> None:
     elif field in _SWITCHED:
         name, meaning = _SWITCHED[field]
         stated.places[name] = override.where
-        stated.values[name] = text == str(meaning)
+        stated.values[name] = text.capitalize() == str(meaning)
     else:
         _special(stated, override)
 
@@ -200,9 +243,9 @@ def _special(stated: Stated, override: _Override) -> None:
     elif field == "model.moe_layer_freq":
         values = {"moe-layer-freq": text}
     elif field == "ddp.grad_reduce_in_fp32":
-        values = {"grad-reduce-in-bf16": text == "False"}
+        values = {"grad-reduce-in-bf16": text.lower() == "false"}
     elif field == "model.bf16":
-        values = {"bf16": text == "True"}
+        values = {"bf16": text.lower() == "true"}
     for name, value in values.items():
         stated.values[name] = value
         stated.places[name] = override.where
@@ -224,7 +267,7 @@ def _mixed_precision(stated: Stated, name: str) -> None:
 def _sharding(stated: Stated, sections: dict[str, str]) -> None:
     """Either section switches the sharded optimizer on for both; gathering without it does nothing here."""
     names = ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer")
-    words = [sections.get(name) for name in names]
+    words = [text.capitalize() if (text := sections.get(name)) else None for name in names]
     stated.values["use-distributed-optimizer"] = not (words[0] in (None, "False") and words[1] == "False")
     if words[0] is not None and words[1] is not None and words[0] != words[1]:
         stated.note(

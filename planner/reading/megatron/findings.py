@@ -51,9 +51,9 @@ class Setting:
         return "--use-torch-fsdp2" if self.on("use-torch-fsdp2") else ""
 
 
-def findings(setting: Setting) -> Iterator[Finding]:
-    """Every finding, in the order of the list of checks."""
-    for check in _CHECKS:
+def findings(setting: Setting, *, whole: bool = True) -> Iterator[Finding]:
+    """Every finding, in the order of the list of checks; not ``whole``: only those that hold for every fork."""
+    for check in _CHECKS if whole else (_batches, _positions, _dropout):
         found = check(setting)
         if found is not None:
             yield found
@@ -109,7 +109,7 @@ def _sequence_parallel(s: Setting) -> Finding | None:
 
 
 def _idle_sequence_parallel(s: Setting) -> Finding | None:
-    if s.tp > 1 or not s.on("sequence-parallel"):
+    if s.tp > 1 or not s.on("sequence-parallel") or not s.stated.known("tensor-model-parallel-size"):
         return None
     return _found(
         s,
@@ -133,6 +133,21 @@ def _distributed_optimizer(s: Setting) -> Finding | None:
         "group",
         ("use-distributed-optimizer",),
         "add --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    )
+
+
+def _sharded_framework(s: Setting) -> Finding | None:
+    """Its own id is that of the rule, which would call the framework's own option illegal."""
+    whole = s.stated.text("data-parallel-sharding-strategy") in ("no_shard", "optim")
+    if not s.sharded_framework or (whole and s.on("use-megatron-fsdp")):
+        return None
+    return _found(
+        s,
+        "zero-stage",
+        "warning",
+        f"{s.sharded_framework} shards more than the optimizer, which is read and not priced for Megatron-LM",
+        (s.sharded_framework.removeprefix("--"),),
+        "price the same sharding with planner estimate --backend fsdp or torchtitan",
     )
 
 
@@ -497,6 +512,7 @@ def _batches(s: Setting) -> Finding | None:
 _CHECKS: tuple[Check, ...] = (
     _full_precision,
     _distributed_optimizer,
+    _sharded_framework,
     _sequence_parallel,
     _idle_sequence_parallel,
     _max_connections,

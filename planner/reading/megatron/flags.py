@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -58,6 +58,10 @@ _SHOULD_MOVE = frozenset({"use-rotary-position-embeddings", "cuda-graph-scope"})
 """Flags that still work under their old name."""
 
 
+_LISTS_OF_THE_FORK = frozenset({"num-experts"})
+"""Flags that take several values in Megatron-DeepSpeed."""
+
+
 @cache
 def known_flags() -> dict[str, tuple[Kind, str, str]]:
     """Spelling -> (kind, name of the parsed argument, first spelling)."""
@@ -87,6 +91,10 @@ class Stated:
     places: dict[str, str] = field(default_factory=dict)
     complete: bool = True
     """What is absent has Megatron's default; false for an excerpt of a log, where it is simply not known."""
+    part: bool = False
+    """A list of flags that says nothing of the run: whole as far as it describes the model."""
+    described_by: str = ""
+    """A training script that builds another model than pretrain_gpt.py does."""
     cleared: set[str] = field(default_factory=set)
     """Arguments that a log states as not set."""
     unresolved: dict[str, str] = field(default_factory=dict)
@@ -145,6 +153,10 @@ class Stated:
             return None
         return False if self.complete or name in self.cleared else None
 
+    def known(self, name: str) -> bool:
+        """Whether a value is stated, or follows from being left out."""
+        return name not in self.unresolved and (self.complete or name in self.values or name in self.cleared)
+
     def bad_value(self, name: str, text: str, allowed: str) -> None:
         """Notes that a value has the wrong form (once)."""
         found = Finding(
@@ -161,9 +173,17 @@ class Stated:
         self.findings.append(finding)
 
 
-def from_words(words: Sequence[Word], *, own_script: bool) -> Stated:
-    """Arguments of a command line; ``own_script`` where the script may have flags of its own."""
+def from_words(
+    words: Sequence[Word], *, own_script: bool, doubtful: Set[str] = frozenset(), part: bool = False
+) -> Stated:
+    """Arguments of a command line.
+
+    ``own_script``: the script may have flags of its own. ``doubtful``: variables that may hold any flags, so that what
+    is absent is not known. ``part``: a list of flags without a command; without --micro-batch-size, which every run
+    needs, it is not the whole.
+    """
     stated = Stated()
+    lists = _LISTS_OF_THE_FORK if any(word.text == "--deepspeed" for word in words) else frozenset()
     index = 0
     while index < len(words):
         word = words[index]
@@ -172,38 +192,77 @@ def from_words(words: Sequence[Word], *, own_script: bool) -> Stated:
                 stated.note(_stray(word))
             elif word.unset:
                 stated.unresolved.setdefault(f"words of {word.text}", word.text)
+                stated.complete = stated.complete and not _stands_for(word, doubtful)
             index += 1
             continue
         values = [word.text.partition("=")[2]] if "=" in word.text else []
-        name = _named(stated, word, own_script=own_script)
-        kind = known_flags().get(name, (None, "", ""))[0]
+        name = _named(stated, word, own_script=own_script, part=part)
+        kind = "list" if name in lists else known_flags().get(name, (None, "", ""))[0]
         unset = word.unset if values else ()
         index += 1
         if not values and kind not in ("on", "off", "either"):
-            taken = _values(words[index:], 1 if kind == "value" else None)
+            taken = _values(words[index:], 1 if kind == "value" else None, doubtful)
             values, unset = [value.text for value in taken], tuple(v for value in taken for v in value.unset)
             index += len(taken)
         _store(stated, word, name, values, kind, unset)
+    _taken_with_rope(stated)
+    _replace_moved(stated)
+    if part and "micro-batch-size" not in stated.places:
+        stated.part, stated.complete = stated.complete, False
     return stated
 
 
-def _values(words: Sequence[Word], most: int | None) -> list[Word]:
+def _moved(name: str) -> bool:
+    """Whether the parser refuses this name and another means the same."""
+    return name in MOVED and (name not in known_flags() or name in _REFUSED_THOUGH_LISTED)
+
+
+def _taken_with_rope(stated: Stated) -> None:
+    """--no-position-embedding is refused only where the positions are not rotary (validate_args)."""
+    rotary = "use-rotary-position-embeddings" in stated.values
+    if rotary or stated.values.get("position-embedding-type") == "rope":
+        stated.values.pop("no-position-embedding", None)
+        stated.findings = [found for found in stated.findings if "--no-position-embedding" not in found.message]
+
+
+def _replace_moved(stated: Stated) -> None:
+    """Reads what moved as its successors, where those are not given themselves."""
+    for old in sorted(filter(_moved, stated.values), key=lambda name: MOVED[name].count("--")):
+        for name, value in _successors(old):
+            stated.places.setdefault(name, stated.places[old])
+            stated.values.setdefault(name, value or stated.values[old])
+
+
+def _successors(name: str) -> list[tuple[str, str]]:
+    """Flags, each with its value if it has one, that say the same today."""
+    instead = MOVED.get(name, "") if _moved(name) else ""
+    return re.findall(r"--([a-z0-9-]+)(?: ([^-\s]\S*))?", instead) if instead.startswith("--") else []
+
+
+def _stands_for(word: Word, doubtful: Set[str]) -> bool:
+    """Whether the word is nothing but a variable that may hold flags."""
+    return len(word.unset) == 1 and word.text == f"${word.unset[0]}" and word.unset[0] in doubtful
+
+
+def _values(words: Sequence[Word], most: int | None, doubtful: Set[str]) -> list[Word]:
     taken: list[Word] = []
     for word in words:
         if re.match(r"--?[A-Za-z]", word.text) or len(taken) == most:
+            break
+        if most is None and _stands_for(word, doubtful):
             break
         taken.append(word)
     return taken
 
 
-def _named(stated: Stated, word: Word, *, own_script: bool) -> str:
+def _named(stated: Stated, word: Word, *, own_script: bool, part: bool) -> str:
     """The flag's first spelling, with a finding where it is misspelt, unknown or moved."""
     written = word.text.partition("=")[0].removeprefix("--")
     name = written.replace("_", "-")
     table = known_flags()
     if written in table and written not in _REFUSED_THOUGH_LISTED | _SHOULD_MOVE:
         return table[written][2]
-    if name in MOVED and (name not in table or name in _REFUSED_THOUGH_LISTED):
+    if _moved(name):
         stated.note(
             Finding(
                 id="flag-moved",
@@ -240,9 +299,9 @@ def _named(stated: Stated, word: Word, *, own_script: bool) -> str:
     stated.note(
         Finding(
             id="flag-unknown",
-            severity="note" if own_script else "error",
+            severity="note" if own_script or (part and not near) else "error",
             message=f"{RELEASE} has no flag --{written}"
-            + (", unless the training script adds it" if own_script else ": it stops there"),
+            + (": it stops there" if not own_script and (near or not part) else ", unless the training script adds it"),
             where=word.where,
             hint=f"did you mean --{near[0]}?" if near else "",
         )
@@ -304,9 +363,12 @@ def from_log(pairs: Sequence[tuple[str, str, str]], *, complete: bool) -> Stated
         if kind == "off":
             value = True if value is False else None
         if value is None or value is False or value == ():
-            stated.cleared.add(name)
+            stated.cleared |= {name, *(new for new, _ in _successors(name))}
         else:
             stated.values[name] = value if value is True or isinstance(value, tuple) else str(value)
+    # It is worked out from the flags that the log has, too.
+    stated.values.pop("virtual-pipeline-model-parallel-size", None)
+    _replace_moved(stated)
     return stated
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from planner.catalog import load_model, model_ids
 from planner.reading.megatron.flags import Stated
+from planner.reading.megatron.fork import is_fork
 from planner.specs.finding import Finding
 from planner.specs.model import BiasSpec, MlaSpec, ModelSpec, MoeSpec, WindowSpec
 
@@ -33,14 +34,14 @@ file's, or a node's); one that is further off is another vocabulary, and the mod
 
 def model_of(stated: Stated, name: str) -> ModelSpec | None:
     """The model, or None with a finding where something that decides its size is not stated."""
-    foreign = [flag for flag in _ELSEWHERE if flag in stated.values]
-    if foreign:
+    flag = next((name for name in _ELSEWHERE if name in stated.values), "")
+    if flag or stated.described_by:
         stated.note(
             Finding(
                 id="model-described-elsewhere",
                 severity="warning",
-                message=f"--{foreign[0]} describes layers that are not read from here",
-                where=stated.place(foreign[0]),
+                message=f"{f'--{flag}' if flag else stated.described_by} describes layers that are not read from here",
+                where=stated.place(flag or "num-layers"),
                 hint="name the model when you ask for an estimate",
             )
         )
@@ -81,7 +82,7 @@ def _compare(stated: Stated, model: ModelSpec) -> None:
     """Says where a model with the dimensions of a released one is built differently."""
     released = load_model(model.name).spec
     differing = [name for name in _COMPARED if getattr(model, name) != getattr(released, name)]
-    if differing and stated.complete:
+    if differing and stated.complete and not is_fork(stated):
         stated.note(
             Finding(
                 id="model-unlike-release",
@@ -177,7 +178,8 @@ def _position(stated: Stated) -> tuple[bool, Literal["rope", "learned", "none", 
         kind = "rope"
     if kind in ("rope", "yarn", "mrope") or (kind is None and not stated.complete):
         return False, "rope"
-    return kind == "learned_absolute", "learned" if kind == "learned_absolute" else "none"
+    learned = kind == "learned_absolute"
+    return learned, "learned" if learned else "alibi" if kind == "alibi" else "none"
 
 
 def _bias(stated: Stated) -> BiasSpec:

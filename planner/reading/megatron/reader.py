@@ -4,9 +4,10 @@ Nothing is run; what the arguments leave out has that framework's own default, e
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from planner.backends import megatron_arguments
@@ -14,11 +15,12 @@ from planner.backends.megatron import Megatron, te_loss_bytes
 from planner.backends.stacks import reduced_in_16_bits
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, StatedStrategy
+from planner.reading.megatron import fork
 from planner.reading.megatron.findings import Setting, findings
 from planner.reading.megatron.flags import Stated, flag_of_argument, from_log, from_words
 from planner.reading.megatron.layout import Dealt, dealt
 from planner.reading.megatron.model import model_of
-from planner.reading.texts.shell import Launch, Script, Word, entry_scripts, launches, read_script
+from planner.reading.texts.shell import Launch, Script, entry_scripts, launches, read_script
 from planner.specs.finding import Finding
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, Recompute
@@ -36,10 +38,12 @@ _WORLD = {
     "tensor-model-parallel": "tensor_model_parallel_size",
     "pipeline-model-parallel": "pipeline_model_parallel_size",
 }
-_WORLD_LINE = re.compile(r"(?<![\w-])(" + "|".join(_WORLD) + r") size: (\d{1,7})\b")
+_WORLD_LINE = re.compile(r"(?<![\w-])(" + "|".join(_WORLD) + r")[ -]size: (\d{1,7})\b")
 """Sizes in the line that is printed before the arguments."""
-_FULL_DUMP = 150
-"""Arguments of a dump from which on it counts as whole; releases print several hundred."""
+_OTHER_MODELS = re.compile(r"pretrain_(?:t5|retro|ict|biencoder|vision\w*|vlm|mimo)\.py$")
+"""Training scripts whose models have a second stack of layers, or no text."""
+_FULL_DUMP = 110
+"""Arguments of a dump from which on it counts as whole; the releases of 2021 print some 130, later ones hundreds."""
 
 _NOT_MODELLED: dict[str, str] = {
     "cpu-offloading-num-layers": "layers whose activations wait in host memory",
@@ -128,15 +132,22 @@ def _from_script(files: Files) -> Source:
     _, name, script, launch = best
     own = launch.script is not None and not launch.script.text.endswith("pretrain_gpt.py")
     arguments = list(launch.arguments)
-    stated = from_words(arguments, own_script=own)
+    stated = from_words(arguments, own_script=own, doubtful=script.doubtful, part=not launch.launcher)
+    if not launch.launcher and script.missing:
+        stated.part, stated.complete = stated.part or stated.complete, False
+    if launch.script is not None and not own and stated.complete and "tokenizer-type" not in stated.places:
+        stated.values["tokenizer-type"] = "GPT2BPETokenizer"  # pretrain_gpt.py, args_defaults
+    if launch.script is not None and _OTHER_MODELS.search(launch.script.text):
+        stated.described_by = launch.script.text
+    forked = fork.translated(stated) if fork.is_fork(stated) else ()
     started = launch.launcher not in ("", "python")
     return Source(
         stated,
         name,
         launch.gpus,
         launch.per_node,
-        launch.environment if launch.launcher else None,
-        (*script.missing, *(() if not started or launch.gpus else (_unknown_size(launch),))),
+        launch.environment if launch.launcher and not fork.is_fork(stated) else None,
+        (*forked, *script.missing, *(() if not started or launch.gpus else (_unknown_size(launch),))),
     )
 
 
@@ -154,17 +165,9 @@ def _without_launcher(script: Script) -> list[Launch]:
         for command in script.commands
         if any(word.text.startswith("--") for word in command.words[:2])
     ]
-    arrays = [
-        split
-        for words in script.arrays.values()
-        if (split := [piece for word in words for piece in _split(word)]) and split[0].text.startswith("--")
-    ]
+    arrays = [words for words in script.arrays.values() if words and words[0].text.startswith("--")]
     joined = [word for words in arrays for word in words]
     return [*bare, *([Launch(None, tuple(joined), {}, {}, "")] if joined else [])]
-
-
-def _split(word: Word) -> list[Word]:
-    return [Word(text, word.where, word.unset if "$" in text else ()) for text in word.text.split()]
 
 
 def _dumped(files: Files) -> bool:
@@ -204,8 +207,21 @@ def _from_dump(files: Files) -> Source:
         )
     complete = frames == {False, True} and len(pairs) >= _FULL_DUMP
     stated = from_log([*pairs, *world], complete=complete)
+    if complete and "transformer-impl" not in stated.places:
+        stated.values["transformer-impl"] = "local"  # releases before Transformer Engine
+    forked = fork.translated(stated) if fork.is_fork(stated) else ()
     unread = () if complete else ("arguments that the excerpt does not show",)
-    return Source(stated, name, stated.integer("world-size"), unread=unread)
+    gpus = stated.integer("world-size")
+    _context_from_world(stated, gpus)
+    return Source(stated, name, gpus, unread=(*forked, *unread))
+
+
+def _context_from_world(stated: Stated, world: int | None) -> None:
+    """The context-parallel size that a release without it, or an excerpt, leaves to be worked out."""
+    others = [stated.integer(f"{name}-parallel-size") for name in ("data", "tensor-model", "pipeline-model")]
+    ranks = math.prod(other or 0 for other in others)
+    if world and ranks and world % ranks == 0 and "context-parallel-size" not in stated.places:
+        stated.values["context-parallel-size"] = str(world // ranks)
 
 
 # --- What they say
@@ -234,9 +250,9 @@ def configuration_of(source: Source, title: str) -> Configuration:
     dp = dp or stated.integer("data-parallel-size")
     precision = _precision(stated)
     setting = Setting(stated, tp or 1, cp or 1, pp or 1, dp, source.environment)
-    model = model_of(stated, f"model of {source.name}")
+    model = model_of(replace(stated, complete=stated.complete or stated.part), f"model of {source.name}")
     strategy = _strategy(stated, stages, setting, layers)
-    found = tuple(findings(setting))
+    found = tuple(findings(setting, whole=not fork.is_fork(stated)))
     unresolved = tuple(
         f"--{name} {value}" if name in stated.used else name
         for name, value in stated.unresolved.items()
@@ -307,13 +323,13 @@ def _strategy(stated: Stated, stages: Dealt, setting: Setting, layers: int | Non
     zero, shard = _sharding(stated, setting)
     experts = stated.values.get("num-experts") is not None
     vpp = stages.vpp
-    tp_known = _known(stated, "tensor-model-parallel-size")
+    tp_known = stated.known("tensor-model-parallel-size")
     return StatedStrategy(
         tp=tp if tp_known else None,
         # Megatron-LM switches it off by itself where there is nothing to split over.
         sequence_parallel=False if tp == 1 and tp_known else stated.switch("sequence-parallel"),
-        cp=cp if _known(stated, "context-parallel-size") else None,
-        pp=pp if _known(stated, "pipeline-model-parallel-size") else None,
+        cp=cp if stated.known("context-parallel-size") else None,
+        pp=pp if stated.known("pipeline-model-parallel-size") else None,
         vpp=vpp,
         pipeline_schedule=None if vpp is None else "interleaved" if vpp > 1 else "1f1b" if pp > 1 else "none",
         layers_per_stage=stages.layers,
@@ -327,13 +343,6 @@ def _strategy(stated: Stated, stages: Dealt, setting: Setting, layers: int | Non
         recompute=_recompute(stated, stages.layers),
         offload=_offload(stated),
     )
-
-
-def _known(stated: Stated, name: str) -> bool:
-    """Whether a degree is stated, or follows from being left out."""
-    if name in stated.unresolved:
-        return False
-    return stated.complete or name in stated.values
 
 
 _FSDP_STAGES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
