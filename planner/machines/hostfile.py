@@ -16,6 +16,8 @@ from planner.specs.problems import shown
 TITLE = "hostfile"
 HINT = "a line looks like: worker-1 slots=8"
 MAX_SLOTS = 1024
+MOST_GPUS = 32
+"""Slots of a host above which they are processes on CPU cores: no node has so many GPUs."""
 
 _LINE = re.compile(r"^(?:[\w.-]+@)?([\w.\-\[\],]+?)(?::([0-9]{1,6}))?((?:\s+[\w-]+\s*=\s*\S+)*)$", re.ASCII)
 _SETTING = re.compile(r"([\w-]+)\s*=\s*(\S+)", re.ASCII)
@@ -79,6 +81,17 @@ def read(text: str, where: str = TITLE) -> Inventory:
             warning("slots-missing", "hosts without slots have one, by Open MPI's rule", where=listed(plain), hint=HINT)
         )
     named = any(count is not None for count in slots.values())
+    most = max(count or 0 for count in slots.values())
+    if most > MOST_GPUS:
+        named = False
+        findings.append(
+            warning(
+                "slots-not-gpus",
+                f"{most} slots on a host are more than any has GPUs: they are taken for CPU cores, so the GPUs of a "
+                "node are not said",
+                hint="--gpus-per-node N",
+            )
+        )
     nodes = tuple(Node(name=host, gpus=(count or 1) if named else None) for host, count in slots.items())
     return Inventory(source=TITLE, nodes=nodes, findings=(*findings, *_about(nodes)))
 

@@ -391,3 +391,10 @@ def test_slurm_as_json() -> None:
 def test_host_lists_of_several_lines_are_recognised() -> None:
     """One list a line, as files of them have it."""
     assert len(read_machines("node001\nnode[002-004]\nlogin,gpu[1-2]\n").nodes) == 7
+
+
+def test_slots_that_are_cores() -> None:
+    """Open MPI's files count processes: 96 of them on a host are no 96 GPUs."""
+    inventory = read_machines("n1 slots=96\nn2 slots=96\n")
+    assert [node.gpus for node in inventory.nodes] == [None, None]
+    assert "--gpus-per-node" in message(inventory, "slots-not-gpus")
