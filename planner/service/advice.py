@@ -130,7 +130,7 @@ def _pins(context: CostContext, strategy: Strategy) -> dict[str, Pin]:
 
 def _settled(context: CostContext, s: Strategy, freed: str) -> CostContext:
     """The framework without the choices that pins cannot name, but for the freed one: as the configuration has them,
-    layers of the stages, recomputation of every layer, and what is offloaded."""
+    layers of the stages, recomputation of every layer, and what is offloaded (of a share only where to)."""
     backend = context.backend
     if freed != "recompute" and s.recompute.layers_per_stage is None:
         backend = backend.with_recompute(*(replace(kind, layer_count=False) for kind in context.recompute_kinds))

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from planner.backends.base import Backend, RecomputeKind, RuleContext
+from planner.backends.rule_kit import divisors
 from planner.cost.evaluate import CostContext
 from planner.errors import InputError
 from planner.service.inputs import checked_int, one_of
@@ -122,7 +123,7 @@ def _replicas(tp: int, pp: int, cp: int, gpus: int) -> int:
             f"gpus({gpus}) % (tp({tp}) * pp({pp}) * cp({cp})) = {gpus % product}, must be 0: the replicas",
             where="--tp, --pp, --cp",
             got=f"tp * pp * cp = {product}",
-            allowed=f"a divisor of {gpus}",
+            allowed=f"a divisor of {gpus}: {', '.join(map(str, divisors(gpus)[:16]))}",
             hint="change one of the degrees or --gpus",
         )
     return gpus // product
