@@ -108,8 +108,9 @@ def arguments_of(files: Files, name: str) -> TrainerSays:
     """The arguments in the file ``name``."""
     if _is_yaml(name):
         return read_arguments(read_yaml(files[name], name), shared=True)
-    notes = Notes(name)
-    return read_arguments(Section(read_json(files[name], name), notes))
+    section = Section(read_json(files[name], name), Notes(name))
+    # HfArgumentParser fills several classes from one file.
+    return read_arguments(section, shared="model_name_or_path" in section)
 
 
 def read_arguments(section: Section, *, shared: bool = False) -> TrainerSays:
