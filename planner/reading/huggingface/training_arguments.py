@@ -35,7 +35,7 @@ ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fus
 
 UNMODELLED = {
     "torch_compile": "compiled blocks",
-    "use_liger_kernel": "fused kernels and loss",
+    "use_liger_kernel": "its norms and activations",
     "tf32": "fp32 matrices in TF32",
     "torch_empty_cache_steps": "the allocator's cache is emptied",
     "auto_find_batch_size": "the batch is halved after an out-of-memory error",
@@ -73,6 +73,8 @@ class TrainerSays:
     seq_len: int | None
     model_name: str | None = None
     task: Task | None = None
+    loss_in_parts: bool = False
+    """Liger's loss never holds all logits at once."""
 
     def settled(self) -> dict[str, Any]:
         """The set arguments, aliases resolved: what stands for ``auto`` in a DeepSpeed file."""
@@ -146,7 +148,14 @@ def read_arguments(section: Section, *, shared: bool = False) -> TrainerSays:
         seq_len=_seq_len(section),
         model_name=section.word("model_name_or_path"),
         task="lora" if section.truth("use_peft", False) else None,
+        loss_in_parts=_loss_in_parts(section),
     )
+
+
+def _loss_in_parts(section: Section) -> bool:
+    """Head and cross entropy in one, unless the kernel's own settings leave it out."""
+    chosen = section.section("liger_kernel_config").truth("fused_linear_cross_entropy", True)
+    return bool(section.truth("use_liger_kernel", False)) and chosen is not False
 
 
 def _seq_len(section: Section) -> int | None:
