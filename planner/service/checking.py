@@ -178,15 +178,7 @@ def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan 
         legal=found.legal,
         fits=found.fits,
         findings=tuple(
-            CheckFinding(
-                id=each.id,
-                severity=each.severity,
-                message=each.message,
-                where=each.where,
-                got=each.got,
-                allowed=each.allowed,
-                hint=each.hint,
-            )
+            CheckFinding.model_validate(each.told())
             for each in sorted(found.findings, key=lambda each: order[each.severity])
         ),
         unread=found.configuration.unread,

@@ -80,7 +80,7 @@ class MachinesReading:
             "origins": dict(self.origins),
             "as_reference": list(self.as_reference),
             "assumptions": [assumption.model_dump(mode="json") for assumption in self.assumptions],
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.told() for finding in self.findings],
             "unread": list(self.inventory.unread),
             "written": None if self.written is None else str(self.written),
         }

@@ -28,3 +28,10 @@ class Finding:
     """What to write or do instead."""
     unless: frozenset[str] = frozenset()
     """Architectures of accelerators on which it is not so; which ones a job runs on is known to none of its files."""
+
+    def told(self) -> dict[str, str]:
+        """The fields that a document has."""
+        return {name: str(getattr(self, name)) for name in _TOLD}
+
+
+_TOLD = ("id", "severity", "message", "where", "got", "allowed", "hint")

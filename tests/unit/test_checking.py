@@ -140,6 +140,21 @@ def test_a_stated_accumulation_leaves_no_batch_to_assume(tmp_path: Path) -> None
     assert "job.global_batch" not in {assumption.field for assumption in report.assumptions}
 
 
+def test_the_loss_of_liger_holds_no_whole_logits(tmp_path: Path) -> None:
+    """One flag decides whether 32,768 tokens of 128,256 logits at 14 bytes (55 GiB) exist at once."""
+    launcher = accelerate(distributed_type="DEEPSPEED", num_processes=8, deepspeed_config={"zero_stage": 3})
+    script = (
+        "per_device_train_batch_size: 1\nbf16: true\nmax_length: 32768\ngradient_checkpointing: true\noutput_dir: o\n"
+    )
+    peaks = {}
+    for name, more in (("plain", ""), ("liger", "use_liger_kernel: true\n")):
+        report = checked(tmp_path, a__yaml=launcher, sft__yaml=script + more)
+        assert report.plan is not None
+        peaks[name] = report.plan.estimate.peak_memory_bytes
+    logits = 32768 * 128256 * 14
+    assert peaks["plain"] - peaks["liger"] > 0.8 * logits
+
+
 def test_what_is_not_so_on_these_accelerators_is_not_said(tmp_path: Path) -> None:
     """Tensor parallelism without CUDA_DEVICE_MAX_CONNECTIONS=1: refused before Blackwell, fine from there on."""
     script = (

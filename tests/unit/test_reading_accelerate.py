@@ -555,6 +555,16 @@ def test_arguments_of_a_script_in_yaml() -> None:
     assert (launched.strategy.zero_stage, launched.model_name) == (3, "org/base")
 
 
+def test_json_of_a_script_is_shared_too() -> None:
+    """One JSON file fills the arguments of model, data and training (HfArgumentParser.parse_json_file)."""
+    shared = ARGUMENTS | {"model_name_or_path": "org/base", "dataset_name": "org/data", "fsdp": "full_shard"}
+    found = read_configuration({"run.json": json.dumps(shared)})
+    assert found.model_name == "org/base"
+    assert "unknown-argument" not in ids(found)
+    alone = ARGUMENTS | {"dataset_name": "org/data", "fsdp": "full_shard"}
+    assert "unknown-argument" in ids(read_configuration({"run.json": json.dumps(alone)}))
+
+
 # --- Whatever the bytes
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
+from planner.backends.stacks import chunked_loss_bytes
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.deepspeed.reader import read_deepspeed
@@ -742,6 +743,11 @@ def _precision(top: Section, says: TrainerSays | None, stated: Precision | None)
     return own or stated or ("fp32" if says is not None else None)
 
 
+LIGER = {"loss_bytes_per_logit": chunked_loss_bytes}
+"""Liger splits the tokens into about vocab / hidden parts, four to forty of them (liger_kernel/ops,
+fused_linear_cross_entropy); priced as eight."""
+
+
 def _collected(configuration: Configuration, top: Section, says: TrainerSays | None) -> Configuration:
     """Findings of all files, those of accelerate's file first."""
     notes = [top.notes]
@@ -753,6 +759,7 @@ def _collected(configuration: Configuration, top: Section, says: TrainerSays | N
         seq_len=configuration.seq_len or (says.seq_len if says is not None else None),
         model_name=configuration.model_name or (says.model_name if says is not None else None),
         task=configuration.task or (says.task if says is not None else None),
+        habits={**configuration.habits, **(LIGER if says is not None and says.loss_in_parts else {})},
         findings=(*(finding for note in notes for finding in note.findings), *configuration.findings),
         unread=tuple(dict.fromkeys([*(text for note in notes for text in note.unread), *configuration.unread])),
     )

@@ -39,7 +39,7 @@ ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fus
 
 UNMODELLED = {
     "torch_compile": "compiled blocks",
-    "use_liger_kernel": "fused kernels and loss",
+    "use_liger_kernel": "its norms and activations",
     "tf32": "fp32 matrices in TF32",
     "torch_empty_cache_steps": "the allocator's cache is emptied",
     "auto_find_batch_size": "the batch is halved after an out-of-memory error",
@@ -77,6 +77,8 @@ class TrainerSays:
     seq_len: int | None
     model_name: str | None = None
     task: Task | None = None
+    loss_in_parts: bool = False
+    """Liger's loss never holds all logits at once."""
 
     def settled(self) -> dict[str, Any]:
         """The set arguments, aliases resolved: what stands for ``auto`` in a DeepSpeed file."""
@@ -113,7 +115,9 @@ def arguments_of(files: Files, name: str) -> TrainerSays:
     if _is_yaml(name):
         return read_arguments(read_yaml(files[name], name), shared=True)
     if name.endswith(".json") or files[name].lstrip("\ufeff \t\r\n").startswith("{"):
-        return read_arguments(Section(read_json(files[name], name), Notes(name)))
+        section = Section(read_json(files[name], name), Notes(name))
+        # HfArgumentParser fills several classes from one file.
+        return read_arguments(section, shared="model_name_or_path" in section)
     return read_arguments(script_arguments(files, name))
 
 
@@ -150,7 +154,14 @@ def read_arguments(section: Section, *, shared: bool = False) -> TrainerSays:
         seq_len=_seq_len(section),
         model_name=section.word("model_name_or_path"),
         task="lora" if section.truth("use_peft", False) else None,
+        loss_in_parts=_loss_in_parts(section),
     )
+
+
+def _loss_in_parts(section: Section) -> bool:
+    """Head and cross entropy in one, unless the kernel's own settings leave it out."""
+    chosen = section.section("liger_kernel_config").truth("fused_linear_cross_entropy", True)
+    return bool(section.truth("use_liger_kernel", False)) and chosen is not False
 
 
 def _seq_len(section: Section) -> int | None:
