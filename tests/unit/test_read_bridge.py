@@ -168,6 +168,7 @@ done
     severities = {f.message.split()[5]: f.severity for f in configuration.findings if f.id == "field-unknown"}
     assert severities == {"model.freeze_vision_model": "note", "model.tensor_model_paralel_size": "warning"}
     assert not [f for f in configuration.findings if f.severity == "error"]
+    assert "max-connections" not in ids(configuration)
     assert configuration.unread[0].startswith("recipe big_moe_pretrain_config")
 
 

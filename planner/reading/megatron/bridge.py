@@ -92,7 +92,7 @@ class MegatronBridgeOverrides:
             given[0].where.partition(":")[0],
             launch.gpus if launch else None,
             launch.per_node if launch else None,
-            launch.environment if launch else None,
+            None,  # It starts with any CUDA_DEVICE_MAX_CONNECTIONS, unlike pretrain_gpt.py.
             (
                 *([f"{recipe}: what it sets itself (model, layout, adapters) is not known here"] if recipe else []),
                 *missing,
