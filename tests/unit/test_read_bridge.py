@@ -235,6 +235,15 @@ train: {_target_: x.TrainingConfig, micro_batch_size: 1, global_batch_size: 64}
     assert not [finding for finding in configuration.findings if finding.severity == "error"]
 
 
+@pytest.mark.parametrize(("field", "found"), [("use_megatron_fsdp", True), ("use_distributed_optimizer", False)])
+def test_connections(field: str, found: bool) -> None:
+    """One connection is refused with FSDP only, none asked for without."""
+    for value in ("1", "32"):
+        script = f"export CUDA_DEVICE_MAX_CONNECTIONS={value}\ntorchrun --nproc-per-node 8 pretrain_bridge.py "
+        script += f"model.tensor_model_parallel_size=2 train.micro_batch_size=1 ddp.{field}=True\n"
+        assert ("max-connections" in ids(read_configuration({"run.sh": script}))) == (found and value == "1")
+
+
 def test_words_of_yaml() -> None:
     """Booleans in any case, and null for nothing."""
     more = "model.tensor_model_parallel_size=2\nmodel.sequence_parallel=true\nmodel.num_moe_experts=null"

@@ -17,6 +17,7 @@ from typing import Any
 from planner.backends.bridge_fields import LISTS, RECIPE, RECIPE_SWITCHES, SWITCHES, VALUES
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files
+from planner.reading.megatron.findings import CONNECTIONS
 from planner.reading.megatron.flags import Stated
 from planner.reading.megatron.reader import Source, configuration_of
 from planner.reading.texts.shell import Launch, Script, Word, entry_scripts, launches, read_script
@@ -92,7 +93,8 @@ class MegatronBridgeOverrides:
             given[0].where.partition(":")[0],
             launch.gpus if launch else None,
             launch.per_node if launch else None,
-            None,  # It starts with any CUDA_DEVICE_MAX_CONNECTIONS, unlike pretrain_gpt.py.
+            # It starts without the variable, unlike pretrain_gpt.py; only FSDP refuses 1 (config.py, validate).
+            launch.environment if launch and launch.environment.get(CONNECTIONS) == "1" else None,
             (
                 *([f"{recipe}: what it sets itself (model, layout, adapters) is not known here"] if recipe else []),
                 *missing,
