@@ -1,7 +1,7 @@
 """What Megatron-Bridge 0.6 cannot express beside what Megatron-LM refuses.
 
-Its validate() accepts several things that fail later (chunks that do not divide, fewer micro-batches than stages, a
-missing CUDA_DEVICE_MAX_CONNECTIONS); Megatron-LM's rules, which hold here as well, refuse them before."""
+Its validate() accepts several things that fail later (chunks that do not divide, fewer micro-batches than stages);
+Megatron-LM's rules, which hold here as well, refuse them before."""
 
 from __future__ import annotations
 

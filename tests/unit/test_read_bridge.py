@@ -168,7 +168,80 @@ done
     severities = {f.message.split()[5]: f.severity for f in configuration.findings if f.id == "field-unknown"}
     assert severities == {"model.freeze_vision_model": "note", "model.tensor_model_paralel_size": "warning"}
     assert not [f for f in configuration.findings if f.severity == "error"]
+    assert "max-connections" not in ids(configuration)
     assert configuration.unread[0].startswith("recipe big_moe_pretrain_config")
+
+
+def test_yaml_overrides() -> None:
+    """Sections of a YAML file change a recipe that is not known; what is off there is known to be off."""
+    text = """
+model:
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 1
+  sequence_parallel: false
+  teacher: {tensor_model_parallel_size: 2}
+train: {global_batch_size: 8, micro_batch_size: 1}
+ddp: {overlap_grad_reduce: null}
+mixed_precision: fp16_mixed
+"""
+    configuration = read_configuration({"override.yaml": text})
+    stated = configuration.strategy
+    assert (configuration.backend, configuration.global_batch) == ("megatron-bridge", 8)
+    assert configuration.precision == "fp16"
+    assert (stated.tp, stated.pp, stated.cp, stated.sequence_parallel) == (2, 1, None, False)
+    assert "sequence-parallel-off" in ids(configuration)
+    assert {finding.where for finding in configuration.findings} == {"override.yaml:5"}
+    script = "torchrun --nproc-per-node 4 finetune.py --config-file override.yaml model.tensor_model_parallel_size=4\n"
+    assert read_configuration({"override.yaml": text, "run.sh": script}).strategy.tp == 4
+
+
+def test_older_yaml_is_another_format() -> None:
+    """A trainer, and the batch inside of the model: not these sections."""
+    text = "trainer: {devices: 8}\nmodel:\n  micro_batch_size: 1\n  tensor_model_parallel_size: 2\n  num_layers: 4\n"
+    with pytest.raises(InputError, match="no training configuration"):
+        read_configuration({"megatron_gpt_config.yaml": text})
+
+
+def test_configuration_of_a_run() -> None:
+    """run_config.yaml: classes by name, functions that are only named."""
+    text = """
+_target_: megatron.bridge.training.config.ConfigContainer
+model:
+  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  kv_channels: 128
+  vocab_size: 128256
+  share_embeddings_and_output_weights: false
+  add_bias_linear: false
+  gated_linear_unit: true
+  activation_func: {_target_: torch.nn.functional.silu, _call_: false}
+  normalization: RMSNorm
+  position_embedding_type: rope
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  context_parallel_size: 1
+  recompute_granularity: null
+train: {_target_: x.TrainingConfig, micro_batch_size: 1, global_batch_size: 64}
+"""
+    configuration = read_configuration({"run_config.yaml": text})
+    assert configuration.model is not None
+    assert total_params(configuration.model) == total_params(llama8b())
+    assert (configuration.strategy.tp, configuration.strategy.pp, configuration.strategy.cp) == (4, 2, 1)
+    assert configuration.strategy.recompute == Recompute()
+    assert not [finding for finding in configuration.findings if finding.severity == "error"]
+
+
+@pytest.mark.parametrize(("field", "found"), [("use_megatron_fsdp", True), ("use_distributed_optimizer", False)])
+def test_connections(field: str, found: bool) -> None:
+    """One connection is refused with FSDP only, none asked for without."""
+    for value in ("1", "32"):
+        script = f"export CUDA_DEVICE_MAX_CONNECTIONS={value}\ntorchrun --nproc-per-node 8 pretrain_bridge.py "
+        script += f"model.tensor_model_parallel_size=2 train.micro_batch_size=1 ddp.{field}=True\n"
+        assert ("max-connections" in ids(read_configuration({"run.sh": script}))) == (found and value == "1")
 
 
 def test_words_of_yaml() -> None:

@@ -583,6 +583,7 @@ def test_fork() -> None:
     assert configuration.model is not None
     assert (configuration.model.name, configuration.model.position) == ("bloom-176b", "none")
     assert ids(configuration) == {"fork", "dropout-by-default"}
+    assert "alibi" in " ".join(configuration.unread)
 
 
 def test_fork_sharding_and_experts() -> None:

@@ -1,4 +1,4 @@
-"""Megatron-Bridge's dotted overrides (``model.tensor_model_parallel_size=8``) as a configuration.
+"""Megatron-Bridge's overrides, dotted (``model.tensor_model_parallel_size=8``) or in YAML, as a configuration.
 
 Fields are read as the arguments of Megatron-LM that mean the same, by the table that also renders them, so layout,
 model, habits and findings are those of that framework."""
@@ -12,16 +12,21 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files as package_files
+from typing import Any
 
 from planner.backends.bridge_fields import LISTS, RECIPE, RECIPE_SWITCHES, SWITCHES, VALUES
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files
+from planner.reading.megatron.findings import CONNECTIONS
 from planner.reading.megatron.flags import Stated
 from planner.reading.megatron.reader import Source, configuration_of
 from planner.reading.texts.shell import Launch, Script, Word, entry_scripts, launches, read_script
+from planner.reading.texts.yaml_lines import YamlFile, load_yaml
 from planner.specs.finding import Finding
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_]\w*\.[\w.]+|mixed_precision)=(.*)")
+_DEEPEST = 6
+"""Levels of a YAML file; fields of the configuration have two or three."""
 _UNREAD_SECTIONS = frozenset(
     {"comm_overlap", "peft", "profiling", "ft", "straggler", "nvrx_straggler", "tensor_inspect", "inprocess_restart"}
     | {"rerun_state_machine", "optimizer_config_override_provider", "env_vars"}
@@ -65,10 +70,10 @@ class MegatronBridgeOverrides:
     """A file of overrides, or a script that gives them on the command line."""
 
     name = "megatron-bridge-overrides"
-    title = "Megatron-Bridge overrides (section.field=value)"
+    title = "Megatron-Bridge overrides (section.field=value, or YAML with these sections)"
 
     def recognises(self, files: Files) -> bool:
-        return any("\x00" not in text and _FIRM.search(text) for text in files.values())
+        return any("\x00" not in text and _FIRM.search(text) for text in files.values()) or bool(_documents(files))
 
     def read(self, files: Files) -> Configuration:
         launch, missing = _launch(files)
@@ -80,14 +85,16 @@ class MegatronBridgeOverrides:
                 got="no word like section.field=value",
                 allowed="model.tensor_model_parallel_size=8, one a line or on the command line",
             )
-        recipe = _recipe(launch) if launch else ""
+        documents = _documents(files)
+        recipe = _recipe(launch) if launch else "the recipe that the file changes" if documents else ""
         stated = _stated(given, foreign=bool(recipe))
         source = Source(
             stated,
             given[0].where.partition(":")[0],
             launch.gpus if launch else None,
             launch.per_node if launch else None,
-            launch.environment if launch else None,
+            # It starts without the variable, unlike pretrain_gpt.py; only FSDP refuses 1 (config.py, validate).
+            launch.environment if launch and launch.environment.get(CONNECTIONS) == "1" else None,
             (
                 *([f"{recipe}: what it sets itself (model, layout, adapters) is not known here"] if recipe else []),
                 *missing,
@@ -126,6 +133,43 @@ def _commands(script: Script) -> Iterator[Launch]:
     yield replace(started[0], arguments=(*started[0].arguments, *words)) if started else Launch(None, words, {}, {}, "")
 
 
+_FIRM_FIELDS = frozenset(
+    {"model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "train.micro_batch_size"}
+)
+
+
+def _documents(files: Files) -> dict[str, list[_Override]]:
+    """The YAML files that hold sections of the configuration: overrides, or the run_config.yaml of a run."""
+    found: dict[str, list[_Override]] = {}
+    for name, text in files.items():
+        if not name.endswith((".yaml", ".yml")) or not re.search("model_parallel_size|micro_batch_size", text):
+            continue
+        try:
+            document = load_yaml(name, text)
+        except InputError:
+            continue
+        given = list(_flattened(document, document.value, ()))
+        fields = {override.field for override in given}
+        # NeMo's older files have a trainer and the batch among the model's keys.
+        older = "model.micro_batch_size" in fields or any(field.startswith("trainer.") for field in fields)
+        if fields & _FIRM_FIELDS and len(fields & known_fields()) > 1 and not older:
+            found[name] = given
+    return found
+
+
+def _flattened(document: YamlFile, value: Any, path: tuple[str, ...]) -> Iterator[_Override]:
+    """Each value under its dotted name; an object that is only named, not made, is its own name."""
+    if isinstance(value, dict) and not (value.get("_call_") is False and "_target_" in value):
+        for key, inner in value.items():
+            if len(path) < _DEEPEST and isinstance(key, str) and key != "_target_":
+                yield from _flattened(document, inner, (*path, key))
+        return
+    if isinstance(value, dict):
+        value = str(value["_target_"]).rpartition(".")[2]
+    text = f"[{', '.join(map(str, value))}]" if isinstance(value, list) else "null" if value is None else str(value)
+    yield _Override(".".join(path), text, document.where(*path))
+
+
 def _recipe(launch: Launch) -> str:
     """The recipe or script that the overrides change, where it is not the one without settings of its own."""
     named = _option(launch.arguments, "--recipe")
@@ -146,6 +190,9 @@ def _option(words: Sequence[Word], name: str) -> str:
 
 def _overrides(files: Files, launch: Launch | None) -> Iterator[_Override]:
     """Lines of override files first, then words of the command line, which come later and win."""
+    for given in _documents(files).values():
+        # What belongs to other sections or classes is the recipe's business.
+        yield from (override for override in given if override.field in known_fields() | {"mixed_precision"})
     for name, text in files.items():
         if "\x00" in text:
             raise InputError("this is no text file", where=name, got="a zero byte", allowed="section.field=value lines")
@@ -221,6 +268,7 @@ def _apply(stated: Stated, override: _Override) -> None:
         stated.places[name] = override.where
         if text.lower() in ("none", "null"):
             stated.values.pop(name, None)
+            stated.cleared.add(name)
         elif name in LISTS:
             items = tuple(item.strip(" '\"") for item in text.strip("[]()").split(",") if item.strip())
             stated.values[name] = ",".join(items) if name == "window-size" else items
@@ -229,7 +277,7 @@ def _apply(stated: Stated, override: _Override) -> None:
     elif field in _SWITCHED:
         name, meaning = _SWITCHED[field]
         stated.places[name] = override.where
-        stated.values[name] = text.capitalize() == str(meaning)
+        _switch(stated, name, text.capitalize() == str(meaning))
     else:
         _special(stated, override)
 
@@ -247,8 +295,19 @@ def _special(stated: Stated, override: _Override) -> None:
     elif field == "model.bf16":
         values = {"bf16": text.lower() == "true"}
     for name, value in values.items():
-        stated.values[name] = value
         stated.places[name] = override.where
+        if isinstance(value, bool):
+            _switch(stated, name, value)
+        else:
+            stated.values[name] = value
+
+
+def _switch(stated: Stated, name: str, value: bool) -> None:
+    """On or off, where off is known as well as on."""
+    stated.values[name] = value
+    stated.cleared -= {name}
+    if not value:
+        stated.cleared.add(name)
 
 
 def _mixed_precision(stated: Stated, name: str) -> None:

@@ -59,6 +59,7 @@ def translated(stated: Stated) -> tuple[str, ...]:
     if values.get("position-embedding-type") == "alibi":
         # Nothing is stored or trained for it, as without positions.
         values["position-embedding-type"] = "none"
+        unread.append("--position-embedding-type alibi: read as no positions")
     # It has layers of its own; fused attention only where a flag asks for it.
     values["transformer-impl"] = "local"
     _experts(stated)
