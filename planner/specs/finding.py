@@ -26,7 +26,7 @@ class Finding:
     """What would be accepted."""
     hint: str = ""
     """What to write or do instead."""
-    unless: frozenset[str] = frozenset()
+    unless: tuple[str, ...] = ()
     """Architectures of accelerators on which it is not so; which ones a job runs on is known to none of its files."""
 
     def told(self) -> dict[str, str]:

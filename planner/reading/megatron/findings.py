@@ -175,7 +175,7 @@ def _max_connections(s: Setting) -> Finding | None:
         where=CONNECTIONS,
         allowed="1",
         hint=f"export {CONNECTIONS}=1, unless the container or the GPUs (Blackwell and newer) make it needless",
-        unless=FROM_BLACKWELL,
+        unless=tuple(sorted(FROM_BLACKWELL)),
     )
 
 
