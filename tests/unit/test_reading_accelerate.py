@@ -479,11 +479,18 @@ def test_recipes_are_named_and_refused(tool: str) -> None:
     assert error.got is not None
     assert ("= 2" if tool == "verl" else "org/base") in error.got
     command = {
-        "axolotl": "planner estimate --backend fsdp --model base --seq-len 4096 --micro-batch 1 --gpu GPU --gpus N",
-        "LLaMA-Factory": "planner estimate --backend fsdp --model base --seq-len 8192 --gpu GPU --gpus N",
-        "verl": "planner estimate --backend fsdp --model MODEL --gpu GPU --gpus N",
-    }
-    assert error.hint == f"`{command[tool]}` prices the strategy"
+        "axolotl": "--backend fsdp --model base --seq-len 4096 --micro-batch 1",
+        "LLaMA-Factory": "--backend fsdp --model base --seq-len 8192",
+        "llamafactory-cli": "--backend fsdp --model base",
+        "DeepSpeed-Chat": "--backend deepspeed --model base --micro-batch 4 --zero-stage 3",
+        "GPT-NeoX": "--backend megatron --model MODEL --pp 2 --tp 2",
+        "OpenRLHF": "--backend deepspeed --model base --zero-stage 2",
+        "ms-swift": "--backend megatron --model base --tp 4",
+        "slime": "--backend megatron --model base --tp 2",
+        "verl": "--backend fsdp --model MODEL",
+    }[tool]
+    assert error.hint.startswith(f"`planner estimate {command} --gpu GPU --gpus N` prices the strategy")
+    assert ("adapters (lora)" in error.hint) == (tool == "llamafactory-cli")
 
 
 def test_recipes_that_name_a_deepspeed_file() -> None:
@@ -523,7 +530,7 @@ def test_a_recipe_beside_accelerates_file_is_not_passed_over() -> None:
     assert "cutoff_len = 8192" in told.got
 
 
-SCRIPT = """
+TRL_SCRIPT = """
 # Arguments of the model
 model_name_or_path: org/base
 torch_dtype: bfloat16
@@ -543,14 +550,14 @@ output_dir: out
 def test_arguments_of_a_script_in_yaml() -> None:
     """Batch, precision, recomputation, model and task; the names of other classes are no mistakes, a misspelling is.
     Alone the file leaves the sharding open."""
-    alone = read_configuration({"sft.yaml": SCRIPT})
+    alone = read_configuration({"sft.yaml": TRL_SCRIPT})
     s = alone.strategy
     assert (s.micro_batch, s.grad_accum, s.recompute) == (2, 4, Recompute(mode="full"))
     assert (alone.model_name, alone.task, alone.seq_len, alone.precision) == ("org/base", "lora", 2048, "bf16")
     assert (s.zero_stage, ids(alone)) == (None, ["sharding-elsewhere"])
-    wrong = read_configuration({"sft.yaml": SCRIPT + "gradient_checkpoint: true\n"})
+    wrong = read_configuration({"sft.yaml": TRL_SCRIPT + "gradient_checkpoint: true\n"})
     assert "gradient_checkpointing" in next(f.hint for f in wrong.findings if f.id == "unknown-argument")
-    launched = read_configuration({"a.yaml": yaml.safe_dump(with_fsdp()), "sft.yaml": SCRIPT})
+    launched = read_configuration({"a.yaml": yaml.safe_dump(with_fsdp()), "sft.yaml": TRL_SCRIPT})
     assert (launched.backend, launched.strategy.micro_batch) == ("accelerate-fsdp", 2)
     assert (launched.strategy.zero_stage, launched.model_name) == (3, "org/base")
 

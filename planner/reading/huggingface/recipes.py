@@ -27,6 +27,8 @@ class Recipe:
     """Its settings and what they are called here."""
     instead: str
     """The file to give instead."""
+    backend: str = "fsdp"
+    """Whose step is the most like that of the tool."""
 
     def says(self, text: str) -> str:
         """The settings of a file that bear on memory or speed; what is switched off is not one of them."""
@@ -162,6 +164,7 @@ RECIPES = (
             ("--actor-num-gpus-per-node", "GPUs of a node"),
         ),
         _ACTOR,
+        "megatron",
     ),
     Recipe(
         "OpenRLHF",
@@ -179,6 +182,7 @@ RECIPES = (
             ("--ds.zero_stage", "--zero-stage"),
         ),
         "the model that is trained, alone, with its batch",
+        "deepspeed",
     ),
     Recipe(
         "DeepSpeed-Chat",
@@ -196,12 +200,14 @@ RECIPES = (
             ("--lora_dim", "task"),
         ),
         "the DeepSpeed configuration that its scripts make (training/utils/ds_utils.py), as JSON",
+        "deepspeed",
     ),
     Recipe(
         "GPT-NeoX",
         (re.compile(r"pipe[-_]parallel[-_]size['\"]?\s*:"), re.compile(r"model[-_]parallel[-_]size['\"]?\s*:")),
         tuple((name.replace("-", mark), told) for name, told in _NEOX for mark in "-_"),
         "its DeepSpeed settings alone; layout and model stand in keys of its own, which DeepSpeed would ignore",
+        "megatron",
     ),
     Recipe(
         "ms-swift",
@@ -222,12 +228,9 @@ RECIPES = (
             ("--deepspeed", "DeepSpeed file"),
         ),
         "the DeepSpeed file that it names under --deepspeed, or the arguments that Megatron-LM would be given",
+        "megatron",
     ),
 )
-
-
-ESTIMATED = ("--seq-len", "--micro-batch", "--cp")
-"""Options of `planner estimate` among them."""
 
 
 class RecipeReader:
@@ -254,16 +257,19 @@ class RecipeReader:
             where=name,
             got=recipe.says(files[name]) or None,
             allowed=recipe.instead,
-            hint=_command({told: value for told, (_, value) in values.items()}),
+            hint=_command(recipe.backend, {told: value for told, (_, value) in values.items()}),
         )
 
 
-def _command(values: Mapping[str, str]) -> str:
+def _command(backend: str, values: Mapping[str, str]) -> str:
     """What to ask instead, with the values that have an option; adapters are said not to be planned."""
     file = values.get("DeepSpeed file", "")
-    asked, known = (("check", file), ("--seq-len",)) if file else (("estimate", "--backend", "fsdp"), ESTIMATED)
+    asked = ("check", file) if file else ("estimate", "--backend", backend)
     model = values.get("--model", "$").rpartition("/")[2]
-    options = [(told, values[told]) for told in known if "$" not in values.get(told, "$")]
+    known = [
+        told for told in values if told.startswith("--") and told != "--model" and (told == "--seq-len" or not file)
+    ]
+    options = [(told, values[told]) for told in known if values[told].isdecimal()]
     words = [*asked, "--model", "MODEL" if "$" in model else model, *chain(*options), "--gpu", "GPU", "--gpus", "N"]
     command = shlex.join(["planner", *words])
     task = values.get("task", "full")
