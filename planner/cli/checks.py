@@ -12,7 +12,7 @@ from rich.text import Text
 from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import stdout
 from planner.cli.output import assumption_lines, bullet, host_line, indented, notes, section, strategy_text
-from planner.specs.check import CheckFinding, CheckReport, Improvement
+from planner.specs.check import CheckFinding, CheckReport, Improvement, instruction
 from planner.units import TERA, counted, duration, gib, percent
 
 STYLES = {"error": "red", "warning": "yellow", "note": ""}
@@ -168,8 +168,8 @@ def _settings(console: Console, settings: tuple[str, ...]) -> None:
     if not settings:
         return
     more = len(settings) - MOST_SETTINGS
-    told = [*settings[:MOST_SETTINGS], *([f"and {more} more (--json lists them)"] if more > 0 else [])]
-    indented(console, f"    write: {', '.join(told)}", "dim")
+    rest = f"; and {more} more (--json lists them)" if more > 0 else ""
+    indented(console, f"    {instruction(settings[:MOST_SETTINGS])}{rest}", "dim")
 
 
 def _told(change: Improvement) -> str:

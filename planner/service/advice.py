@@ -15,7 +15,7 @@ from planner.errors import InputError
 from planner.search.engine import search
 from planner.search.outcome import Pin
 from planner.search.problem import Problem
-from planner.specs.check import Improvement
+from planner.specs.check import LEAVE_OUT, Improvement
 from planner.specs.convert import from_strategy, to_strategy
 from planner.specs.plan import Estimate, Plan
 from planner.specs.strategy import Offload, Recompute, Strategy
@@ -81,7 +81,7 @@ def lacking(context: CostContext) -> dict[str, str]:
     """Habits that plans have and the configuration has not, with the settings that bring them."""
     usual = get_backend(context.backend.name).habits
     return {
-        field.name: f"leave out {setting[3:]}" if setting.startswith("no ") else f"set {setting}"
+        field.name: f"{LEAVE_OUT}{setting[3:]}" if setting.startswith("no ") else f"set {setting}"
         for field in fields(usual)
         if (setting := context.backend.habit_settings.get(field.name)) is not None
         and getattr(context.backend.habits, field.name) != getattr(usual, field.name)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from planner.cost.context import CostContext
 from planner.service.why import time_parts
-from planner.specs.check import Improvement
+from planner.specs.check import Improvement, instruction
 from planner.specs.finding import Finding
 from planner.specs.plan import Plan
 from planner.specs.strategy import Strategy
@@ -146,5 +146,5 @@ def _not_needed(name: str, what: str, instead: str, change: Improvement) -> Find
         id=f"{name}-not-needed",
         severity="warning" if gain >= NOTICEABLE else "note",
         message=f"{what} is not needed: {instead} fits and is {percent(gain)} faster",
-        hint=f"write {', '.join(change.settings)}" if change.settings else "",
+        hint=instruction(change.settings),
     )

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from planner.errors import PlannerError
 from planner.service.document import make_document
+from planner.specs.check import LEAVE_OUT
 from planner.specs.plan import Plan, Request, SearchReport
 from planner.specs.strategy import Strategy
 
@@ -41,4 +42,4 @@ def _changes(
     texts = "\n".join(files.values())
     for place, setting in before.items():
         if place not in after and setting.name.rpartition(".")[2] in texts:
-            yield f"leave out {setting.name}"
+            yield f"{LEAVE_OUT}{setting.name}"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from planner.specs.base import Spec
@@ -37,6 +38,18 @@ class Improvement(Spec):
     plan: Plan
     step_time_change: float | None
     """New over old step time, less 1; null where the configuration could not be priced."""
+
+
+LEAVE_OUT = "leave out "
+"""How a setting begins that is to be removed."""
+
+
+def instruction(settings: Sequence[str]) -> str:
+    """``write a, b; leave out c`` for settings of an improvement."""
+    removed = [setting.removeprefix(LEAVE_OUT) for setting in settings if setting.startswith(LEAVE_OUT)]
+    written = [setting for setting in settings if not setting.startswith(LEAVE_OUT)]
+    parts = (("write ", written), (LEAVE_OUT, removed))
+    return "; ".join(word + ", ".join(names) for word, names in parts if names)
 
 
 class Cause(Spec):

@@ -241,9 +241,10 @@ def test_two_configurations_of_one_framework_are_refused(cli: Cli, tmp_path: Pat
     assert error["message"] == "2 of these files are a configuration each"
     same = tmp_path / "elsewhere" / path.name
     same.parent.mkdir()
-    same.write_text("{}", encoding="utf-8")
+    same.write_text(json.dumps(ZERO3 | {"zero_optimization": {"stage": 1}}), encoding="utf-8")
     error = cli("check", str(path), str(same), "--json").document["error"]
-    assert error["message"] == f"two of the files are called {path.name}"
+    assert error["message"] == "2 of these files are a configuration each"
+    assert "elsewhere" in error["where"]
 
 
 def test_an_empty_file_is_called_so(cli: Cli, tmp_path: Path) -> None:
@@ -401,10 +402,11 @@ def test_every_process_loading_the_model(cli: Cli, tmp_path: Path, efficient: st
 def test_one_replica_makes_no_fuss_of_the_optimizer(cli: Cli, tmp_path: Path) -> None:
     """Nothing is sharded over one replica, with the distributed optimizer or without it."""
     whole = (" --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather", " --no-rope-fusion")
-    for nodes, severity in ((8, "note"), (16, "warning")):
+    for nodes, gpus, severities in (("8", 64, []), ("$NODES", 64, ["note"]), ("16", 128, ["warning"])):
         path = megatron(tmp_path, ("--nnodes 16", f"--nnodes {nodes}"), whole)
-        found = cli("check", path, "--gpu", "h200", "--no-advise", "--json").document["findings"]
-        assert [each["severity"] for each in found if each["id"] == "distributed-optimizer-off"] == [severity]
+        asked = ("--gpu", "h200", "--gpus", str(gpus), "--no-advise", "--json")
+        found = cli("check", path, *asked).document["findings"]
+        assert [each["severity"] for each in found if each["id"] == "distributed-optimizer-off"] == severities
 
 
 def test_gradients_that_wait_unsharded_are_counted(cli: Cli, tmp_path: Path) -> None:
