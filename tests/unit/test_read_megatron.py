@@ -683,8 +683,9 @@ def test_dump() -> None:
     assert configuration.flash_attention is False
     assert stated.offload is None
     assert configuration.model is None
+    assert ids(configuration) == {"fp32-training", "sequence-parallel-off", "distributed-optimizer-off"}
     # One replica: there is nothing to shard the optimizer over.
-    assert ids(configuration) == {"fp32-training", "sequence-parallel-off"}
+    assert [f.severity for f in configuration.findings if f.id == "distributed-optimizer-off"] == ["note"]
     assert configuration.unread == ("arguments that the excerpt does not show",)
 
 

@@ -121,9 +121,10 @@ def _idle_sequence_parallel(s: Setting) -> Finding | None:
 
 
 def _distributed_optimizer(s: Setting) -> Finding | None:
-    alone = s.dp is not None and s.dp * s.cp == 1
-    if s.sharded_framework or alone or not s.off("use-distributed-optimizer"):
+    if s.sharded_framework or not s.off("use-distributed-optimizer"):
         return None
+    if s.dp is not None and s.dp * s.cp == 1:
+        return _one_replica(s)
     copies = f"all dp({s.dp}) * cp({s.cp}) ranks keep" if s.dp else "every data-parallel rank keeps"
     return _found(
         s,
@@ -134,6 +135,15 @@ def _distributed_optimizer(s: Setting) -> Finding | None:
         ("use-distributed-optimizer",),
         "add --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     )
+
+
+def _one_replica(s: Setting) -> Finding | None:
+    """Worth a word only where a log says that it is off."""
+    name = "use-distributed-optimizer"
+    if name not in s.stated.cleared:
+        return None
+    message = f"--{name} is off; one replica has nothing to share, but more would keep the whole optimizer each"
+    return _found(s, "distributed-optimizer-off", "note", message, (name,), f"add --{name} before adding replicas")
 
 
 def _sharded_framework(s: Setting) -> Finding | None:
