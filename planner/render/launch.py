@@ -10,16 +10,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from planner.errors import InputError
 from planner.render.engine import fill
 from planner.render.text import Variable, one_line
 from planner.specs.cluster import Cluster
+from planner.specs.launcher import Launcher
 from planner.specs.plan import PlanDocument
 from planner.units import GIB
-
-Launcher = Literal["torchrun", "slurm", "trainjob", "pytorchjob", "skypilot", "mpirun"]
 
 RENDEZVOUS_PORT = 29500
 """torchrun's documented default port of the c10d rendezvous."""

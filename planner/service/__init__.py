@@ -1,7 +1,7 @@
 """The use cases that the command line, the API and library users call; each stands in a module of its own.
 
-What few commands need (measured runs, reading configurations, walking every framework's space) is loaded when it is
-first asked for."""
+What few commands need (measured runs, reading configurations and machines, walking every framework's space) is loaded
+when it is first asked for."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from planner.service.clusters import resolve_cluster
 from planner.service.document import load_plan
 from planner.service.failures import Interrupted
 from planner.service.jobs import resolve_job
-from planner.service.machines import MachinesReading, MachinesRequest, read_cluster
 from planner.service.models import resolve_model
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, StrategyInput
 from planner.service.usecases import (
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from planner.service.checking import CheckRequest, check
     from planner.service.conversion import Converted, convert_document, convert_files
     from planner.service.diagnosis import diagnose
+    from planner.service.machines import MachinesReading, MachinesRequest, read_cluster
     from planner.service.matrix import list_backends
     from planner.service.measured import AccuracyRequest, accuracy, calibrate
 
@@ -41,6 +41,9 @@ _LATER = {
     "convert_document": "conversion",
     "convert_files": "conversion",
     "diagnose": "diagnosis",
+    "MachinesReading": "machines",
+    "MachinesRequest": "machines",
+    "read_cluster": "machines",
     "list_backends": "matrix",
 }
 

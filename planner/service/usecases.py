@@ -28,6 +28,7 @@ from planner.service.requests import ClusterInput, JobInput, PlanRequest, Progre
 from planner.service.rule_of_thumb import against_rule_of_thumb
 from planner.service.searching import cheapest_cluster, search_backends
 from planner.specs.convert import from_strategy, to_strategy
+from planner.specs.launcher import Launcher
 from planner.specs.plan import Assumption, Plan, PlanDocument, Request, SearchReport
 from planner.specs.problems import shown
 
@@ -170,8 +171,6 @@ def render_document(document: PlanDocument, *, launcher: str = "torchrun") -> di
 
 def check_output(folder: Path | None, launcher: str) -> None:
     """Refuse an output folder (None: no files) or launcher that cannot be used, before a search is spent on it."""
-    from planner.render.launch import Launcher
-
     for name in launcher.split(","):
         one_of(name.strip(), "--launcher", get_args(Launcher))
     try:

@@ -71,3 +71,11 @@ def test_public_names() -> None:
         assert getattr(planner, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'suggestt'"):
         _ = planner.suggestt
+
+
+def test_a_plan_without_files_needs_no_renderer() -> None:
+    """What `suggest` prints takes neither templates nor readers of files and machines."""
+    asked = ["suggest", "--model", "gpt2-124m", "--gpus", "1", "--gpu", "a100", "--backend", "fsdp"]
+    run = f"from planner.cli.main import run\nassert run({asked!r}) == 0\nimport sys"
+    probe = 'assert not {"planner.render", "planner.reading", "planner.machines"} & set(sys.modules)'
+    loaded(f"{run}\n{probe}")

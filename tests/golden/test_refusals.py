@@ -12,7 +12,7 @@ import yaml
 
 from planner.errors import InputError
 from planner.render import render_plan, write_files
-from planner.render.launch import Launcher
+from planner.specs.launcher import Launcher
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import CASES, LLAMA_8B, MEGATRON_70B, document
