@@ -75,6 +75,16 @@ class Configuration:
     """Settings that bear on speed or memory and are not modelled, or whose value could not be read."""
 
 
+def product(*factors: int | None) -> int | None:
+    """Of degrees or batch sizes; None where one of them is not known."""
+    total = 1
+    for value in factors:
+        if value is None:
+            return None
+        total *= value
+    return total
+
+
 class Reader(Protocol):
     """One format."""
 

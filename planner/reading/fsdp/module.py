@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy, product
 from planner.reading.texts.launch_scripts import processes_per_node, wrong_world_size
 from planner.specs.finding import Finding, Severity
 from planner.specs.job import Precision
@@ -229,10 +229,10 @@ def _configuration(module: Module, files: Files) -> Configuration:
     counts = {name: module.count(name) for name in COUNTS}
     switches = {name: module.switch(name) for name in SWITCHES}
     replicate, shard, cp, tp = (counts[name] for name in DEGREES)
-    dp = _product(replicate, shard)
-    stage, degree = _sharding(module, switches, shard, cp)
+    dp = product(replicate, shard)
+    stage, degree = _sharding(switches, shard, cp)
     model = _model(module, files)
-    gpus = _product(dp, cp, tp)
+    gpus = product(dp, cp, tp)
     return Configuration(
         format=FsdpModuleReader.title,
         backend="fsdp",
@@ -240,7 +240,7 @@ def _configuration(module: Module, files: Files) -> Configuration:
         gpus=gpus,
         gpus_per_node=processes_per_node(files),
         seq_len=counts["SEQ_LEN"],
-        global_batch=_product(dp, counts["MICRO_BATCH"], counts["GRAD_ACCUM"]),
+        global_batch=product(dp, counts["MICRO_BATCH"], counts["GRAD_ACCUM"]),
         precision=_precision(module),
         loss="eager",
         flash_attention=True,
@@ -268,20 +268,9 @@ def _configuration(module: Module, files: Files) -> Configuration:
     )
 
 
-def _product(*factors: int | None) -> int | None:
-    total = 1
-    for value in factors:
-        if value is None:
-            return None
-        total *= value
-    return total
-
-
-def _sharding(
-    module: Module, switches: Mapping[str, bool | None], shard: int | None, cp: int | None
-) -> tuple[int | None, int | None]:
+def _sharding(switches: Mapping[str, bool | None], shard: int | None, cp: int | None) -> tuple[int | None, int | None]:
     """(ZeRO stage, shard degree): freed weights are stage 3, kept ones stage 2, a group of one GPU is replication."""
-    degree = _product(shard, cp)
+    degree = product(shard, cp)
     freed = switches["RESHARD_AFTER_FORWARD"]
     if freed is None or degree is None:
         return None, degree
@@ -385,7 +374,7 @@ def _model(module: Module, files: Files) -> ModelSpec | None:
     for name, text in files.items():
         if not name.endswith(".py") or name == module.name or "DIMENSIONS" not in text:
             continue
-        found = _literals(name, text)
+        found = _literals(text)
         size = found.get("DIMENSIONS")
         if not isinstance(size, dict):
             continue
@@ -401,7 +390,7 @@ def _model(module: Module, files: Files) -> ModelSpec | None:
     return None
 
 
-def _literals(name: str, text: str) -> dict[str, Any]:
+def _literals(text: str) -> dict[str, Any]:
     """Top-level names of a script that are assigned literals."""
     found: dict[str, Any] = {}
     try:

@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from planner.errors import InputError
-
-Path = tuple[str | int, ...]
+from planner.reading.texts.lenient_json import Path
 
 
 @dataclass(frozen=True)
