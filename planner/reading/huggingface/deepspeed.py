@@ -13,11 +13,7 @@ from planner.reading.deepspeed.reader import read_deepspeed
 from planner.reading.huggingface import keys
 from planner.reading.huggingface.launch import PRECISIONS, Machines, Mesh
 from planner.reading.huggingface.strategies import PLAIN, settled_precision
-from planner.reading.huggingface.training_arguments import (
-    TrainerSays,
-    deepspeed_file,
-    find_deepspeed,
-)
+from planner.reading.huggingface.training_arguments import TrainerSays, deepspeed_file, find_deepspeed
 from planner.reading.huggingface.values import Section, shown
 from planner.specs.job import Precision
 

@@ -30,12 +30,7 @@ from planner.reading.huggingface.launch import (
 from planner.reading.huggingface.megatron import with_megatron
 from planner.reading.huggingface.recipes import recipe_of
 from planner.reading.huggingface.strategies import replicated, with_fsdp
-from planner.reading.huggingface.training_arguments import (
-    TrainerSays,
-    arguments_of,
-    find_arguments,
-    world_size,
-)
+from planner.reading.huggingface.training_arguments import TrainerSays, arguments_of, find_arguments, world_size
 from planner.reading.huggingface.values import FALSE, Section, read_json, read_yaml
 from planner.specs.finding import Finding
 
