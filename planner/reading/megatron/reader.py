@@ -16,10 +16,11 @@ from planner.backends.stacks import reduced_in_16_bits
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.megatron import fork
-from planner.reading.megatron.findings import Setting, findings
+from planner.reading.megatron.findings import findings
 from planner.reading.megatron.flags import Stated, flag_of_argument, from_log, from_words
 from planner.reading.megatron.layout import Dealt, dealt
 from planner.reading.megatron.model import model_of
+from planner.reading.megatron.setting import Setting
 from planner.reading.texts.shell import Launch, Script, entry_scripts, launches, read_script
 from planner.specs.finding import Finding
 from planner.specs.job import Precision
