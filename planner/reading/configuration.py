@@ -42,6 +42,11 @@ class StatedStrategy:
     """In the framework's own module names."""
     offload: Offload | None = None
 
+    @property
+    def model_ranks(self) -> int:
+        """GPUs of one replica: tp * cp * pp, each 1 where it is not stated."""
+        return (self.tp or 1) * (self.cp or 1) * (self.pp or 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
