@@ -22,7 +22,7 @@ from planner.service.outputs import check_target, write_file
 from planner.service.requests import ClusterInput
 from planner.specs.finding import Finding
 from planner.specs.plan import Assumption
-from planner.specs.problems import shown
+from planner.specs.problems import shown, unreadable
 from planner.version import __version__
 
 SCHEMA_VERSION = 1
@@ -161,10 +161,7 @@ def _bytes(name: str) -> bytes:
         with path.open("rb") as stream:
             return stream.read(MAX_TEXT_BYTES + 1)
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise InputError(
-            f"the file cannot be read: {reason}", where="FILE", got=shown(name), hint="check path and permissions"
-        ) from problem
+        raise unreadable(problem, "FILE", name) from problem
 
 
 def _reading(inventory: Inventory, options: ClusterFile) -> MachinesReading:

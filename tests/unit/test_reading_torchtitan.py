@@ -264,7 +264,7 @@ def test_files_that_cannot_be_read(text: str) -> None:
     """Named with the place, never a traceback."""
     with pytest.raises(InputError):
         READER.read({"train.toml": f'[model]\nflavor = "8B"\n[parallelism]\nlocal_batch_size = 1\n{text}'})
-    with pytest.raises(InputError, match="no Python"):
+    with pytest.raises(InputError, match="not Python"):
         read("python -m torchtitan.train --module recipes --config mine", recipes__py="def mine(:")
 
 

@@ -6,11 +6,9 @@ theirs holds (sequence length, attention) is read from a rendered ``plan_setup.p
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from planner.backends.stacks import chunked_loss_bytes
 from planner.errors import InputError
@@ -32,6 +30,7 @@ from planner.reading.huggingface.recipes import recipe_of
 from planner.reading.huggingface.strategies import replicated, with_fsdp
 from planner.reading.huggingface.training_arguments import TrainerSays, arguments_of, find_arguments, world_size
 from planner.reading.huggingface.values import FALSE, Section, read_json, read_yaml
+from planner.reading.texts.python_module import literals, parse_python
 from planner.specs.finding import Finding
 
 SETUP_MODULE = "plan_setup.py"
@@ -194,25 +193,13 @@ def _with_setup(configuration: Configuration, files: Files) -> Configuration:
     name = next((name for name in sorted(files) if name.rsplit("/", 1)[-1] == SETUP_MODULE), None)
     if name is None:
         return configuration
-    constants = _constants(files[name])
+    try:
+        constants = literals(parse_python(name, files[name]))
+    except InputError:
+        return configuration
     length, attention = constants.get("SEQ_LEN"), constants.get("ATTENTION")
     return replace(
         configuration,
         seq_len=length if isinstance(length, int) and length > 0 else configuration.seq_len,
         flash_attention=attention != "eager" if isinstance(attention, str) else configuration.flash_attention,
     )
-
-
-def _constants(text: str) -> dict[str, Any]:
-    """Module-level names with literal values; nothing of the file is run."""
-    try:
-        module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    return {
-        target.id: node.value.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
