@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planner.backends import get_backend
-from planner.backends.base import RuleContext
 from planner.cost.context import CostContext
 from planner.cost.evaluate import evaluate
 from planner.errors import InputError
+from planner.search.legality import refusals
 from planner.search.nearest import nearest
 from planner.service.conversion import SAME_JOB, convert_document, target_name
-from planner.specs.batch import StrategyBatch
 from planner.specs.convert import from_strategy, to_strategy
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Offload, Recompute, Strategy
@@ -93,9 +92,4 @@ def test_the_nearest_plan_of_a_legal_one_is_itself(backend: str) -> None:
         if evaluate(context, wanted).fits[0]:
             for name in ("tp", "pp", "cp", "ep", "micro_batch", "zero_stage"):
                 assert getattr(found, name) == getattr(document.best.strategy, name)
-        assert not broken(context, row)
-
-
-def broken(context: CostContext, row: StrategyBatch) -> list[str]:
-    facts = RuleContext(context.model, context.cluster, context.job, row, context.recompute_kinds)
-    return [rule.id for rule, bad in context.backend.broken_rules(facts) if bad[0]]
+        assert not refusals(context, row)
