@@ -82,6 +82,7 @@ def test_accelerate_means_the_kind_of_the_source() -> None:
 @pytest.mark.parametrize("backend", ["megatron", "deepspeed", "fsdp"])
 def test_the_nearest_plan_of_a_legal_one_is_itself(backend: str) -> None:
     """Where a strategy is legal and fits, nothing is nearer than it."""
+    fitting = 0
     for document in random_plans(backend, 6, seed=5):
         request = document.request
         context = CostContext(request.model, request.cluster, request.job, get_backend(backend))
@@ -90,6 +91,8 @@ def test_the_nearest_plan_of_a_legal_one_is_itself(backend: str) -> None:
         found = to_strategy(row, 0, context.recompute_kinds, context.job)
         wanted = from_strategy(document.best.strategy, context.recompute_kinds)
         if evaluate(context, wanted).fits[0]:
+            fitting += 1
             for name in ("tp", "pp", "cp", "ep", "micro_batch", "zero_stage"):
                 assert getattr(found, name) == getattr(document.best.strategy, name)
         assert not refusals(context, row)
+    assert fitting
