@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from planner.backends.torchtitan import EAGER_HABITS
+from planner.backends.torchtitan import EAGER_HABITS, dealt_layers
 from planner.backends.torchtitan_rules import SCHEDULE_NAMES
 from planner.catalog import load_model
 from planner.errors import InputError
@@ -16,7 +16,7 @@ from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.torchtitan.fields import ATTENTION_SUFFIXES, MODELS
 from planner.reading.torchtitan.sources import Gathered, gather, looks_like_command, looks_like_toml
 from planner.reading.torchtitan.stated import Stated
-from planner.reading.torchtitan.values import dealt_layers, module_lists, planned_model, split_at, words
+from planner.reading.torchtitan.values import module_lists, planned_model, split_at, words
 from planner.specs.job import Loss, Precision
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Offload, Recompute, Schedule
@@ -273,7 +273,7 @@ class _Interpretation(Stated):
                 allowed="exactly pp stages with 1F1B and GPipe, else a multiple of pp from 2 * pp on",
             )
             return None
-        return dealt_layers(layers, count, first, last)
+        return tuple(max(held, 0) for held in dealt_layers(layers, count, first, last))
 
     # --- Batch
 

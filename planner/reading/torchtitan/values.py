@@ -64,16 +64,6 @@ def split_at(points: list[str], layers: int) -> tuple[int, ...] | None:
     return counts if len(starts) == len(points) and min(counts) >= 0 else None
 
 
-def dealt_layers(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
-    """Even shares of layers, embedding and head, the ends holding fewer layers (torchtitan 0.3,
-    distributed/pipeline_parallel.py, _generate_llm_fqn_per_model_part)."""
-    each, extra = divmod(layers + first + last, stages)
-    counts = [each + (stage < extra) for stage in range(stages)]
-    counts[0] -= first
-    counts[-1] -= last
-    return tuple(max(count, 0) for count in counts)
-
-
 def planned_model(values: dict[str, Any]) -> ModelSpec:
     names = {"layers", "hidden", "ffn", "heads", "vocab", "tied", "max_seq", "mtp_layers"}
     fields: dict[str, Any] = {name: values[name] for name in names if name in values}
