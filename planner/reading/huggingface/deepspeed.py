@@ -31,32 +31,10 @@ def with_deepspeed(
     found = _deepspeed_settings(top, section, says, files, stated)
     gpus = machines.gpus
     counted = gpus // mesh.sp if gpus is not None and gpus % mesh.sp == 0 else None
-    inner = Configuration(format="", backend="")
-    if found is not None:
-        config, where = found
-        if config.get("zero_optimization") is None:
-            # accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__
-            top.notes.add(
-                "zero-section",
-                "error",
-                f"there is no zero_optimization in {where}: accelerate stops",
-                hint='write "zero_optimization": {"stage": 0 to 3}',
-            )
-        settled = says.settled() if says is not None else None
-        inner = read_deepspeed(config, arguments=settled, where=where, gpus=counted)
-    elif says is not None:
-        inner = replace(inner, strategy=StatedStrategy(micro_batch=says.micro_batch, grad_accum=says.grad_accum))
+    inner = _inner(top, found, says, counted)
     tp = inner.strategy.tp if found is not None else 1
     dp = counted // tp if counted is not None and tp is not None and counted % tp == 0 else None
-    _check_sequence_ranks(top, mesh, dp)
-    if mesh.cp > 1 or mesh.tp > 1:
-        top.add(
-            "parallelism-with-deepspeed",
-            "error",
-            f"cp_size({mesh.cp}) and tp_size({mesh.tp}) act with FSDP only",
-            "parallelism_config",
-            hint="sp_size for long sequences; tensor_parallel.autotp_size in the DeepSpeed file",
-        )
+    _check_mesh(top, mesh, dp)
     stage = inner.strategy.zero_stage
     whole = None if dp is None else dp * mesh.sp
     micro, accumulated = inner.strategy.micro_batch, inner.strategy.grad_accum
@@ -80,7 +58,27 @@ def with_deepspeed(
     )
 
 
-def _check_sequence_ranks(top: Section, mesh: Mesh, dp: int | None) -> None:
+def _inner(
+    top: Section, found: tuple[Mapping[str, Any], str] | None, says: TrainerSays | None, gpus: int | None
+) -> Configuration:
+    """The settings as DeepSpeed's own reader takes them; without them, what the Trainer says of the batch."""
+    if found is None:
+        unknown = StatedStrategy()
+        batch = unknown if says is None else replace(unknown, micro_batch=says.micro_batch, grad_accum=says.grad_accum)
+        return Configuration(format="", backend="", strategy=batch)
+    config, where = found
+    if config.get("zero_optimization") is None:
+        # accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__
+        top.notes.add(
+            "zero-section",
+            "error",
+            f"there is no zero_optimization in {where}: accelerate stops",
+            hint='write "zero_optimization": {"stage": 0 to 3}',
+        )
+    return read_deepspeed(config, arguments=None if says is None else says.settled(), where=where, gpus=gpus)
+
+
+def _check_mesh(top: Section, mesh: Mesh, dp: int | None) -> None:
     """accelerate skips the product for Ulysses and derives DeepSpeed's batch from the two data-parallel sizes."""
     if mesh.sp > 1 and dp is not None and mesh.replicate * mesh.shard != dp:
         top.add(
@@ -91,6 +89,14 @@ def _check_sequence_ranks(top: Section, mesh: Mesh, dp: int | None) -> None:
             "accelerate does not check that, and DeepSpeed then stops over its batch",
             "parallelism_config",
             allowed=str(dp),
+        )
+    if mesh.cp > 1 or mesh.tp > 1:
+        top.add(
+            "parallelism-with-deepspeed",
+            "error",
+            f"cp_size({mesh.cp}) and tp_size({mesh.tp}) act with FSDP only",
+            "parallelism_config",
+            hint="sp_size for long sequences; tensor_parallel.autotp_size in the DeepSpeed file",
         )
 
 
