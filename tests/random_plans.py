@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.cost.context import CostContext
+from planner.render import render_plan
 from planner.search.space import Group, enumerate_space
 from planner.service.document import make_document
 from planner.specs.batch import StrategyBatch
@@ -110,6 +111,12 @@ def _uneven(layers: list[int], chooser: random.Random) -> list[int]:
 def _document(context: CostContext, batch: StrategyBatch) -> PlanDocument:
     """The plan document of a one-row batch."""
     return plan_document(context, to_strategy(batch, 0, context.recompute_kinds, context.job))
+
+
+def configuration_files(document: PlanDocument, launcher: str = "torchrun") -> dict[str, str]:
+    """What is rendered for the framework and its launcher, without plan and guide."""
+    files = render_plan(document, launcher=launcher)
+    return {name: text for name, text in files.items() if name not in ("plan.json", "README.md")}
 
 
 def plan_document(context: CostContext, strategy: Strategy) -> PlanDocument:

@@ -34,6 +34,16 @@ def loss_bytes(job: Job) -> float:
     return EAGER_LOSS_BYTES if job.loss == "eager" else EAGER_LOSS_BYTES / LOSS_CHUNKS
 
 
+def dealt_layers(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
+    """Even shares of layers, embedding (``first``) and head (``last``), a remainder at the first stages; the two ends
+    hold fewer layers (torchtitan 0.3, distributed/pipeline_parallel.py, _generate_llm_fqn_per_model_part)."""
+    each, extra = divmod(layers + first + last, stages)
+    counts = [each + (stage < extra) for stage in range(stages)]
+    counts[0] -= first
+    counts[-1] -= last
+    return tuple(counts)
+
+
 class Torchtitan(Fsdp):
     """torchtitan 0.3 as plans run it."""
 
@@ -64,16 +74,11 @@ class Torchtitan(Fsdp):
         return "free" if pp > 1 else "fixed"
 
     def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
-        """Embedding and head count as one layer each, a remainder goes to the first stages (torchtitan,
-        distributed/pipeline_parallel.py, _generate_llm_fqn_per_model_part)."""
-        stages = pp * vpp
-        if stages == 1:
+        """Embedding and head count as one layer each; None where a stage would hold no layer."""
+        if pp * vpp == 1:
             return (model.layers,)
-        each, extra = divmod(model.layers + 2, stages)
-        counts = [each + (stage < extra) for stage in range(stages)]
-        counts[0] -= 1
-        counts[-1] -= 1
-        return tuple(counts) if min(counts) > 0 else None
+        counts = dealt_layers(model.layers, pp * vpp, 1, 1)
+        return counts if min(counts) > 0 else None
 
     def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
         """Gradients are freed after every step: with one micro-batch those of the layers come to be while activations

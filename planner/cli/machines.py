@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.cli import inputs
 from planner.cli import options as o
+
+if TYPE_CHECKING:
+    from planner.service import ClusterInput
 
 app = typer.Typer(
     name="cluster",
@@ -63,7 +67,9 @@ def _command(source: str) -> Command:
         debug: o.Debug = False,
     ) -> None:
         texts = ((text, source), *((name, None) for name in others or ()))
-        machines = (gpu, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price)
+        machines = inputs.cluster(
+            gpu, None, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, None
+        )
         _run(texts, machines, out, force, as_json)
 
     return read_one
@@ -102,7 +108,9 @@ def from_slurm(
     from planner.service.machines import ENVIRONMENT
 
     texts = ((ENVIRONMENT if text is None else text, "slurm"), *((name, None) for name in others or ()))
-    machines = (gpu, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price)
+    machines = inputs.cluster(
+        gpu, None, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, None
+    )
     _run(texts, machines, out, force, as_json)
 
 
@@ -123,35 +131,19 @@ def read(
     debug: o.Debug = False,
 ) -> None:
     """Read outputs of any kind about the same machines, ibstat, Kueue, SkyPilot and Ray included."""
-    machines = (gpu, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price)
+    machines = inputs.cluster(
+        gpu, None, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price, None
+    )
     _run(tuple((name, None) for name in texts), machines, out, force, as_json)
 
 
-Machines = tuple[str | None, int | None, int | None, int | None, float | None, float | None, float | None, float | None]
-
-
 def _run(
-    texts: tuple[tuple[str, str | None], ...], machines: Machines, out: Path | None, force: bool, as_json: bool
+    texts: tuple[tuple[str, str | None], ...], machines: ClusterInput, out: Path | None, force: bool, as_json: bool
 ) -> None:
     from planner import service
     from planner.cli import problems, readings
 
-    gpu, nodes, gpus_per_node, nics, nic_gbps, oversubscription, host_memory_gib, price = machines
-    reading = service.read_cluster(
-        service.MachinesRequest(
-            texts=texts,
-            gpu=gpu,
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            nics=nics,
-            nic_gbps=nic_gbps,
-            oversubscription=oversubscription,
-            host_memory_gib=host_memory_gib,
-            price=price,
-            out=out,
-            force=force,
-        )
-    )
+    reading = service.read_cluster(service.MachinesRequest(texts=texts, machines=machines, out=out, force=force))
     if as_json:
         problems.print_json(reading.to_json_dict())
     else:

@@ -9,13 +9,12 @@ import re
 from planner.errors import InputError
 from planner.machines.hostlist import expand, holes
 from planner.machines.inventory import Inventory, Node
-from planner.machines.text import clean, listed, note, warning, whole
+from planner.machines.text import MAX_GPUS_PER_NODE, clean, listed, note, warning, whole
 from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
 TITLE = "hostfile"
 HINT = "a line looks like: worker-1 slots=8"
-MAX_SLOTS = 1024
 MOST_GPUS = 32
 """Slots of a host above which they are processes on CPU cores: no node has so many GPUs."""
 
@@ -104,13 +103,13 @@ def _entry(line: str, where: str) -> tuple[tuple[str, ...], int | None, bool, li
     settings = dict(_SETTING.findall(match[3]))
     stated = settings.get("slots") or settings.get("max_slots") or settings.get("max-slots")
     text = match[2] or stated
-    count = whole(text, MAX_SLOTS)
+    count = whole(text, MAX_GPUS_PER_NODE)
     if text is not None and not count:
         raise InputError(
             "this number of slots cannot be used",
             where=where,
             got=shown(text),
-            allowed=f"a whole number from 1 to {MAX_SLOTS}",
+            allowed=f"a whole number from 1 to {MAX_GPUS_PER_NODE}",
             hint="take hosts without GPUs out of the file",
         )
     unknown = [key for key in settings if key not in _COUNTS]

@@ -205,7 +205,7 @@ def _about(accelerator: Accelerator, name: str, memory_mib: int | None, sure: bo
         )
     slower = _slower_than(accelerator)
     if slower is not None:
-        own, other = _rate(accelerator), _rate(slower)
+        own, other = dense_flops_per_s(accelerator), dense_flops_per_s(slower)
         findings.append(
             note(
                 "more-memory-less-compute",
@@ -226,7 +226,8 @@ def _query(accelerator: Accelerator) -> str:
     return "nvidia-smi --query-gpu=name,memory.total --format=csv"
 
 
-def _rate(accelerator: Accelerator) -> float:
+def dense_flops_per_s(accelerator: Accelerator) -> float:
+    """Dense 16-bit FLOP/s; 0 where the catalogue has none."""
     return accelerator.peak.bf16 or accelerator.peak.fp16 or 0.0
 
 
@@ -237,9 +238,9 @@ def _slower_than(accelerator: Accelerator) -> Accelerator | None:
         for other in map(load_accelerator, accelerator_ids())
         if other.architecture == accelerator.architecture
         and other.memory.allocatable_bytes < (1 - TOLERANCE) * accelerator.memory.allocatable_bytes
-        and _rate(other) >= _SLOWER * _rate(accelerator) > 0
+        and dense_flops_per_s(other) >= _SLOWER * dense_flops_per_s(accelerator) > 0
     ]
-    return min(alike, key=lambda other: (-_rate(other), other.id), default=None)
+    return min(alike, key=lambda other: (-dense_flops_per_s(other), other.id), default=None)
 
 
 def _unknown(name: str, family: list[str], memory_mib: int | None) -> InputError:

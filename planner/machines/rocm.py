@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from planner.errors import InputError
+from planner.machines.devices import in_use
 from planner.machines.inventory import Device, Inventory, Links
 from planner.machines.links import components, is_fast
 from planner.machines.text import clean, note, span, warning, whole
@@ -27,7 +28,6 @@ _ROW = re.compile(rf"^({_LABEL})\s+(?!{_LABEL})(.+)$")
 _FACT = re.compile(r"^GPU\[([0-9]{1,3})\]\s*:\s*(.+?):\s*(.*?)\s*$")
 _LINK_TYPE = "link type between two gpus"
 _NEW_LINKS = "link type table:"
-_BUSY_MIB = 1024
 
 _Matrix = dict[int, list[str]]
 
@@ -58,7 +58,7 @@ def read(text: str, where: str = TITLE) -> Inventory:
         source=NEW_TITLE if _NEW_LINKS in clean(text).lower() else TITLE,
         devices=devices,
         links=None if matrix is None else Links(matrix=matrix),
-        findings=(*_about(matrix, indices, hops), *_busy(devices)),
+        findings=(*_about(matrix, indices, hops), *in_use(devices, "HIP_VISIBLE_DEVICES")),
         unread=() if devices[0].name else ("name of the GPUs",),
     )
 
@@ -147,16 +147,3 @@ def _about(matrix: tuple[tuple[str, ...], ...] | None, indices: list[int], hops:
     if len(hops) > 1:
         findings.append(note("hops-differ", f"pairs are {hops[0]} to {hops[-1]} hops apart: near ones are faster"))
     return findings
-
-
-def _busy(devices: tuple[Device, ...]) -> list[Finding]:
-    return [
-        warning(
-            "gpu-in-use",
-            f"GPU {device.index} is in use: {device.used_mib} MiB are taken",
-            where=f"GPU {device.index}",
-            hint="end the other program, or leave the GPU out with HIP_VISIBLE_DEVICES",
-        )
-        for device in devices
-        if device.used_mib is not None and device.used_mib > _BUSY_MIB
-    ]

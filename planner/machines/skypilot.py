@@ -10,12 +10,11 @@ from typing import Any
 from planner.errors import InputError
 from planner.machines.documents import mapping, parse, word
 from planner.machines.inventory import Inventory
-from planner.machines.text import clean, note, whole
+from planner.machines.text import MAX_GPUS_PER_NODE, clean, note, whole
 from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
 TITLE = "SkyPilot task"
-MAX_GPUS_PER_NODE = 1024
 _ACCELERATORS = re.compile(r"^\s*[\"']?accelerators[\"']?\s*:", re.MULTILINE)
 _OWN_DEFAULTS = {"a100": "A100-40GB", "v100": "V100-16GB"}
 

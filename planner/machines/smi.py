@@ -9,13 +9,12 @@ from collections import Counter
 
 from planner.errors import InputError
 from planner.machines import smi_query, smi_report
+from planner.machines.devices import in_use
 from planner.machines.inventory import Device, Inventory
 from planner.machines.text import clean, listed, note, span, warning
 from planner.specs.finding import Finding
 from planner.specs.problems import shown
 
-BUSY_MIB = 1024
-"""Memory in use above which another program must be running; drivers and monitors take less."""
 FULL_WIDTH = 16
 """PCIe lanes of every data-center card and slot, where the text does not give the card's own."""
 
@@ -89,16 +88,7 @@ def _kinds(devices: list[Device]) -> Counter[tuple[str | None, int | None]]:
 def _about(devices: list[Device]) -> list[Finding]:
     findings = []
     for device in devices:
-        place = f"GPU {device.index}"
-        if device.used_mib is not None and device.used_mib > BUSY_MIB:
-            findings.append(
-                warning(
-                    "gpu-in-use",
-                    f"GPU {device.index} is in use: {device.used_mib} MiB are taken",
-                    where=place,
-                    hint="end the other program, or leave the GPU out with CUDA_VISIBLE_DEVICES",
-                )
-            )
+        findings += in_use([device], "CUDA_VISIBLE_DEVICES")
         full = device.full_link_width or FULL_WIDTH
         if device.link_width is not None and device.link_width < full:
             findings.append(
@@ -106,7 +96,7 @@ def _about(devices: list[Device]) -> list[Finding]:
                     "pcie-narrow",
                     f"GPU {device.index} uses PCIe x{device.link_width} of x{full}: offload and PCIe collectives are "
                     "slower than planned",
-                    where=place,
+                    where=f"GPU {device.index}",
                     hint="check slot and riser; the width is that of the moment, ask again under load",
                 )
             )

@@ -15,6 +15,8 @@ MAX_TEXT_BYTES = 64_000_000
 """A Kubernetes node is about 20 kB of JSON, so this holds three thousand of them."""
 MAX_COUNT = 1_000_000
 """Nodes, GPUs or cores; larger numbers are slips or something else."""
+MAX_GPUS_PER_NODE = 1024
+"""Also slots of a host; no node has as many."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Terminal control sequences (ECMA-48 CSI and OSC, and two-character ones)."""

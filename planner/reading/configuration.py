@@ -42,6 +42,11 @@ class StatedStrategy:
     """In the framework's own module names."""
     offload: Offload | None = None
 
+    @property
+    def model_ranks(self) -> int:
+        """GPUs of one replica: tp * cp * pp, each 1 where it is not stated."""
+        return (self.tp or 1) * (self.cp or 1) * (self.pp or 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
@@ -73,6 +78,16 @@ class Configuration:
     """What can be said from the file alone: unreadable values, removed or misspelt keys, contradictions."""
     unread: tuple[str, ...] = ()
     """Settings that bear on speed or memory and are not modelled, or whose value could not be read."""
+
+
+def product(*factors: int | None) -> int | None:
+    """Of degrees or batch sizes; None where one of them is not known."""
+    total = 1
+    for value in factors:
+        if value is None:
+            return None
+        total *= value
+    return total
 
 
 class Reader(Protocol):

@@ -20,7 +20,14 @@ from planner.render.launch import (
     launch_script,
     optional_variables,
 )
-from planner.render.launch_hosts import MPIRUN_FILE, SLURM_FILE, mpirun_files, slurm_files
+from planner.render.launch_hosts import (
+    MPIRUN_COMMAND,
+    MPIRUN_FILE,
+    SLURM_COMMAND,
+    SLURM_FILE,
+    mpirun_files,
+    slurm_files,
+)
 from planner.render.launch_kubernetes import PYTORCHJOB_FILE, TRAINJOB_FILE, kubernetes_command, kubernetes_files
 from planner.render.launch_skypilot import SKYPILOT_FILE, skypilot_files
 from planner.render.readme import readme
@@ -45,11 +52,11 @@ RENDERED_BACKENDS = tuple(_BUILDERS)
 """Frameworks for which files can be written."""
 
 START_COMMANDS: Mapping[str, str] = {
-    SLURM_FILE: f"sbatch {SLURM_FILE}",
+    SLURM_FILE: SLURM_COMMAND,
     TRAINJOB_FILE: kubernetes_command(TRAINJOB_FILE),
     PYTORCHJOB_FILE: kubernetes_command(PYTORCHJOB_FILE),
     SKYPILOT_FILE: f"sky launch {SKYPILOT_FILE}",
-    MPIRUN_FILE: f"./{MPIRUN_FILE}",
+    MPIRUN_FILE: MPIRUN_COMMAND,
 }
 """File of a launcher -> the shell command that starts the job, from the folder of the files."""
 

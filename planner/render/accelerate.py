@@ -15,7 +15,7 @@ import yaml
 from planner.render import deepspeed
 from planner.render.bundle import Bundle
 from planner.render.engine import fill
-from planner.render.fsdp import mesh_degrees
+from planner.render.fsdp import flat_mesh
 from planner.render.launch import Launch
 from planner.render.text import EXPANDABLE_SEGMENTS, one_line
 from planner.render.topology import Axis, Topology
@@ -169,7 +169,7 @@ def machine_section(cluster: Cluster) -> dict[str, Any]:
 
 def fsdp_sections(strategy: Strategy) -> dict[str, Any]:
     """FSDP2 and, where there are replicas or context ranks, the mesh."""
-    replicate, shard = mesh_degrees(strategy)
+    replicate, shard = flat_mesh(strategy)
     sections: dict[str, Any] = {
         "distributed_type": "FSDP",
         "mixed_precision": MIXED_PRECISION[strategy.precision],
@@ -287,7 +287,7 @@ def deepspeed_arguments(strategy: Strategy, ds_config: dict[str, Any]) -> dict[s
 
 def fsdp_topology(strategy: Strategy, cluster: Cluster) -> Topology:
     """The mesh of ParallelismConfig._get_mesh: context ranks next to each other, then shards, then replicas."""
-    replicate, shard = mesh_degrees(strategy)
+    replicate, shard = flat_mesh(strategy)
     return Topology(
         (
             Axis("cp", strategy.cp, "one sequence"),
@@ -334,7 +334,7 @@ def fsdp_out_of_memory(strategy: Strategy) -> tuple[str, ...]:
         advice.append(f"Set `fsdp_activation_checkpointing: true` in `{CONFIG}` (about a third more compute).")
     if strategy.zero_stage < 3:
         advice.append(f"Set `fsdp_reshard_after_forward: true` in `{CONFIG}`: one more all-gather a layer.")
-    if mesh_degrees(strategy)[0] > 1:
+    if flat_mesh(strategy)[0] > 1:
         advice.append("Shard over more ranks: raise `..._dp_shard_size` and lower `..._dp_replicate_size`.")
     if strategy.offload.device == "none":
         advice.append(f"Set `fsdp_offload_params: true` in `{CONFIG}` (slow: the optimizer runs on the host).")

@@ -14,6 +14,7 @@ from planner.render.engine import fill
 from planner.render.launch import Launch
 from planner.render.megatron_model import model_flags, model_notes
 from planner.render.text import Flag, one_line
+from planner.render.topology import replica_ranks
 from planner.specs.cluster import Cluster
 from planner.specs.plan import Plan, PlanDocument
 from planner.specs.strategy import Strategy
@@ -69,7 +70,7 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
             arguments=f'{OVERRIDES_FILE} "$@"',
             variables=megatron.environment(strategy, accelerator),
         ),
-        topology=megatron.topology(strategy, request.cluster),
+        topology=replica_ranks(strategy, request.cluster),
         expert_topology=megatron.expert_topology(strategy, request.cluster) if request.model.moe is not None else None,
         notes=tuple(_respelt(note) for note in model_notes(request.model)),
         files_told={

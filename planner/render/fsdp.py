@@ -10,7 +10,7 @@ from planner.render.bundle import Bundle
 from planner.render.engine import fill
 from planner.render.launch import Launch
 from planner.render.text import EXPANDABLE_SEGMENTS, one_line
-from planner.render.topology import Axis, Topology
+from planner.render.topology import Axis, Topology, mesh_degrees
 from planner.specs.cluster import Cluster
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan, PlanDocument
@@ -59,7 +59,7 @@ WATCH = (
 
 def constants(strategy: Strategy) -> list[Constant]:
     """The plan as assignments at the top of ``parallelize.py``."""
-    replicate, shard = mesh_degrees(strategy)
+    replicate, shard = flat_mesh(strategy)
     recompute = strategy.recompute
     counts = recompute.layers_per_stage
     return [
@@ -80,22 +80,15 @@ def constants(strategy: Strategy) -> list[Constant]:
     ]
 
 
-def mesh_degrees(strategy: Strategy) -> tuple[int, int]:
-    """(dp_replicate, dp_shard) of the mesh; the shard group is dp_shard times the context-parallel ranks."""
+def flat_mesh(strategy: Strategy) -> tuple[int, int]:
+    """``mesh_degrees`` of a strategy without pipeline and experts of their own."""
     if strategy.pp > 1 or strategy.ep > 1:
         raise InputError(
             f"parallelize.py has no pipeline or expert parallelism: pp({strategy.pp}), ep({strategy.ep})",
             where="strategy",
             allowed="pp = 1, ep = 1",
         )
-    if strategy.shard_degree % strategy.cp or strategy.dp * strategy.cp % strategy.shard_degree:
-        raise InputError(
-            f"shard_degree({strategy.shard_degree}) must be a multiple of cp({strategy.cp}) and divide "
-            f"dp({strategy.dp}) * cp({strategy.cp})",
-            where="strategy.shard_degree",
-        )
-    shard = strategy.shard_degree // strategy.cp
-    return strategy.dp // shard, shard
+    return mesh_degrees(strategy)
 
 
 def example_dimensions(model: ModelSpec) -> dict[str, int] | None:
@@ -140,7 +133,7 @@ def setup(strategy: Strategy) -> tuple[str, ...]:
 
 def topology(strategy: Strategy, cluster: Cluster) -> Topology:
     """The rank order of the device mesh: tensor, context, shard, replica, fastest first."""
-    replicate, shard = mesh_degrees(strategy)
+    replicate, shard = flat_mesh(strategy)
     return Topology(
         (
             Axis("tp", strategy.tp, "one layer's matrices"),
@@ -197,7 +190,7 @@ def out_of_memory(strategy: Strategy) -> tuple[str, ...]:
         )
     if strategy.tp > 1 and not strategy.sequence_parallel:
         advice.append("Set `SEQUENCE_PARALLEL = True`.")
-    if mesh_degrees(strategy)[0] > 1:
+    if flat_mesh(strategy)[0] > 1:
         advice.append("Shard over more ranks: raise `DP_SHARD` and lower `DP_REPLICATE`.")
     if strategy.offload.device == "none":
         advice.append("Set `CPU_OFFLOAD = True` (slow: the optimizer runs on the host).")

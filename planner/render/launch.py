@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from planner.errors import InputError
 from planner.render.engine import fill
@@ -133,23 +133,26 @@ def launch_script(
     ``given`` says whether ``hosts`` are real names and not placeholders, ``modules`` whether training scripts import
     Python files that lie beside it.
     """
+    head_node = shlex.quote(hosts[0]) if given else ""
+    return fill(launch.template, _script_context(document, launch, head_node, modules))
+
+
+def _script_context(document: PlanDocument, launch: Launch, head_node: str, modules: bool) -> dict[str, Any]:
+    """What the templates of launch scripts are filled with."""
     cluster = document.request.cluster
-    return fill(
-        launch.template,
-        {
-            "title": one_line(document.request.model.name),
-            "nodes": cluster.nodes,
-            "gpus_per_node": cluster.local_gpus,
-            "head_node": shlex.quote(hosts[0]) if given else "",
-            "port": RENDEZVOUS_PORT,
-            "job_id": job_name(document),
-            "variables": launch.variables,
-            "modules": modules,
-            "prepare": launch.prepare,
-            "script": launch.script,
-            "arguments": launch.arguments,
-        },
-    )
+    return {
+        "title": one_line(document.request.model.name),
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.local_gpus,
+        "head_node": head_node,
+        "port": RENDEZVOUS_PORT,
+        "job_id": job_name(document),
+        "variables": launch.variables,
+        "modules": modules,
+        "prepare": launch.prepare,
+        "script": launch.script,
+        "arguments": launch.arguments,
+    }
 
 
 def deepspeed_scripts(
@@ -158,21 +161,8 @@ def deepspeed_scripts(
     """``launch_deepspeed.sh``; for several nodes the ``hostfile`` it reads and the variables that it copies to them,
     too."""
     cluster = document.request.cluster
-    script = fill(
-        "launch/deepspeed.sh.j2",
-        {
-            "title": one_line(document.request.model.name),
-            "nodes": cluster.nodes,
-            "gpus_per_node": cluster.local_gpus,
-            "head_node": shlex.quote(hosts[0]),
-            "port": RENDEZVOUS_PORT,
-            "variables": launch.variables,
-            "modules": modules,
-            "prepare": launch.prepare,
-            "script": launch.script,
-            "arguments": launch.arguments,
-        },
-    )
+    context = _script_context(document, launch, shlex.quote(hosts[0]), modules)
+    script = fill("launch/deepspeed.sh.j2", context)
     name = "launch_deepspeed.sh"
     start = Start("With DeepSpeed's own launcher", f"./{name}", log="The ranks print to this terminal.")
     if cluster.nodes == 1:

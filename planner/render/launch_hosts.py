@@ -22,7 +22,9 @@ from planner.render.text import one_line
 from planner.specs.plan import PlanDocument
 
 SLURM_FILE = "job.sbatch"
+SLURM_COMMAND = f"sbatch {SLURM_FILE}"
 MPIRUN_FILE = "launch_mpirun.sh"
+MPIRUN_COMMAND = f"./{MPIRUN_FILE}"
 MPI_HOSTS = "mpi_hosts"
 
 
@@ -51,7 +53,7 @@ def slurm_files(document: PlanDocument, launch: Launch) -> LauncherFiles:
         before.append(f"Export {names} first: Slurm hands your environment to the job.")
     start = Start(
         "With Slurm, from this folder",
-        f"sbatch {SLURM_FILE}",
+        SLURM_COMMAND,
         tuple(before),
         f"All ranks print to `{name}-<job id>.log` in this folder; `squeue --me` says why a job waits.",
     )
@@ -83,5 +85,5 @@ def mpirun_files(
             MPIRUN_FILE: "runs launch.sh on every node with Open MPI, from the first node",
             MPI_HOSTS: "the nodes for it" + ("" if given else "; the names are placeholders"),
         },
-        Start("With mpirun", f"./{MPIRUN_FILE}", tuple(before), "The ranks print to this terminal."),
+        Start("With mpirun", MPIRUN_COMMAND, tuple(before), "The ranks print to this terminal."),
     )

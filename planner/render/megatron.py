@@ -15,7 +15,7 @@ from planner.render.engine import fill
 from planner.render.launch import Launch
 from planner.render.megatron_model import model_flags, model_notes
 from planner.render.text import EXPANDABLE_SEGMENTS, Flag, Variable, flag, one_line
-from planner.render.topology import Axis, Topology
+from planner.render.topology import Axis, Topology, replica_ranks
 from planner.specs.cluster import Accelerator, Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
@@ -48,7 +48,7 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
             prepare=("# shellcheck source=megatron_args.sh", "source ./megatron_args.sh"),
             variables=environment(strategy, accelerator),
         ),
-        topology=topology(strategy, request.cluster),
+        topology=replica_ranks(strategy, request.cluster),
         expert_topology=expert_topology(strategy, request.cluster) if request.model.moe is not None else None,
         notes=tuple(model_notes(request.model)),
         files_told={"megatron_args.sh": "every Megatron-LM argument, in four arrays"},
@@ -245,19 +245,6 @@ def environment(strategy: Strategy, accelerator: Accelerator) -> tuple[Variable,
             )
         )
     return (*variables, EXPANDABLE_SEGMENTS)
-
-
-def topology(strategy: Strategy, cluster: Cluster) -> Topology:
-    """Megatron's default rank order: tensor, context, (expert,) data, pipeline, fastest first."""
-    return Topology(
-        (
-            Axis("tp", strategy.tp, "one layer's matrices"),
-            Axis("cp", strategy.cp, "one sequence"),
-            Axis("dp", strategy.dp, "gradients and optimizer states"),
-            Axis("pp", strategy.pp, "the model's stages"),
-        ),
-        cluster.local_gpus,
-    )
 
 
 def expert_topology(strategy: Strategy, cluster: Cluster) -> Topology:

@@ -14,8 +14,7 @@ from planner.render.bundle import Bundle
 from planner.render.engine import fill
 from planner.render.launch import Launch
 from planner.render.text import EXPANDABLE_SEGMENTS, Variable, one_line
-from planner.render.topology import Axis, Topology
-from planner.specs.cluster import Cluster
+from planner.render.topology import replica_ranks
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan, PlanDocument
@@ -67,7 +66,7 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
             arguments='--config-file nanotron.yaml "$@"',
             variables=environment(strategy),
         ),
-        topology=topology(strategy, document.request.cluster),
+        topology=replica_ranks(strategy, document.request.cluster),
         files_told={"nanotron.yaml": "the whole configuration: model, parallelism, batch, optimizer, placeholders"},
         setup=setup(),
         watch=WATCH,
@@ -157,19 +156,6 @@ def environment(strategy: Strategy) -> tuple[Variable, ...]:
         ),
     )
     return (queue, EXPANDABLE_SEGMENTS)
-
-
-def topology(strategy: Strategy, cluster: Cluster) -> Topology:
-    """nanotron's rank order: tensor, context, data, pipeline, fastest first (parallel/context.py)."""
-    return Topology(
-        (
-            Axis("tp", strategy.tp, "one layer's matrices"),
-            Axis("cp", strategy.cp, "one sequence"),
-            Axis("dp", strategy.dp, "gradients and optimizer states"),
-            Axis("pp", strategy.pp, "the model's stages"),
-        ),
-        cluster.local_gpus,
-    )
 
 
 def setup() -> tuple[str, ...]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.errors import InputError
 from planner.render.text import table
+from planner.specs.cluster import Cluster
+from planner.specs.strategy import Strategy
 
 _SHOWN_NODES = 16
 
@@ -61,6 +64,31 @@ class Topology:
     def used(self) -> tuple[Axis, ...]:
         """Axes with more than one rank, slowest first; all of them for a single GPU."""
         return tuple(axis for axis in reversed(self.axes) if axis.size > 1) or self.axes[-1:]
+
+
+def replica_ranks(strategy: Strategy, cluster: Cluster) -> Topology:
+    """Tensor, context, data, pipeline: Megatron's default order and nanotron's (parallel/context.py)."""
+    return Topology(
+        (
+            Axis("tp", strategy.tp, "one layer's matrices"),
+            Axis("cp", strategy.cp, "one sequence"),
+            Axis("dp", strategy.dp, "gradients and optimizer states"),
+            Axis("pp", strategy.pp, "the model's stages"),
+        ),
+        cluster.local_gpus,
+    )
+
+
+def mesh_degrees(strategy: Strategy) -> tuple[int, int]:
+    """(dp_replicate, dp_shard) of a mesh; the shard group is dp_shard times the context-parallel ranks."""
+    if strategy.shard_degree % strategy.cp or strategy.dp * strategy.cp % strategy.shard_degree:
+        raise InputError(
+            f"shard_degree({strategy.shard_degree}) must be a multiple of cp({strategy.cp}) and divide "
+            f"dp({strategy.dp}) * cp({strategy.cp})",
+            where="strategy.shard_degree",
+        )
+    shard = strategy.shard_degree // strategy.cp
+    return strategy.dp // shard, shard
 
 
 def _span(values: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from planner.render.bundle import Bundle
 from planner.render.engine import fill
 from planner.render.launch import Launch
 from planner.render.text import EXPANDABLE_SEGMENTS, Flag, flag, one_line
-from planner.render.topology import Axis, Topology
+from planner.render.topology import Axis, Topology, mesh_degrees
 from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec, MoeSpec
@@ -107,18 +107,6 @@ def plan_flags(strategy: Strategy) -> list[Flag]:
     if strategy.offload.device == "cpu":
         flags.append(flag("--training.enable_cpu_offload"))
     return flags
-
-
-def mesh_degrees(strategy: Strategy) -> tuple[int, int]:
-    """(replicate, shard) degrees; the shard group is the second times the context-parallel ranks."""
-    if strategy.shard_degree % strategy.cp or strategy.dp * strategy.cp % strategy.shard_degree:
-        raise InputError(
-            f"shard_degree({strategy.shard_degree}) must be a multiple of cp({strategy.cp}) and divide "
-            f"dp({strategy.dp}) * cp({strategy.cp})",
-            where="strategy.shard_degree",
-        )
-    shard = strategy.shard_degree // strategy.cp
-    return strategy.dp // shard, shard
 
 
 def local_batch(strategy: Strategy) -> int:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-import numpy as np
-
-from planner.backends.base import RuleContext
 from planner.cost.evaluate import CostContext, evaluate, layer_counts, recomputed_counts, stage_model
 from planner.cost.stage_model import assemble
+from planner.search.legality import refusals
 from planner.specs.batch import DEVICES, EVERY_LAYER, StrategyBatch
 from planner.units import gib, percent
 
@@ -47,7 +45,7 @@ def _neighbours(context: CostContext, plan: StrategyBatch) -> Iterator[str]:
     """One sentence for every neighbour that is legal: slower by how much, or short of memory by how much."""
     base = float(evaluate(context, plan).step_time_s[0])
     for name, neighbour in _variants(context, plan):
-        if _legal(context, neighbour):
+        if not refusals(context, neighbour):
             prices = evaluate(context, neighbour)
             needed = float(prices.peak_memory_bytes[0]) * context.memory_upper
             time_s = float(prices.step_time_s[0])
@@ -72,8 +70,3 @@ def _variants(context: CostContext, plan: StrategyBatch) -> Iterator[tuple[str, 
     if int(plan.offload_device[0]):
         none = {"offload_optimizer": 0.0, "offload_device": 0, "offload_parameters": DEVICES.index("none")}
         yield "no offload", plan.with_values(**none)
-
-
-def _legal(context: CostContext, plan: StrategyBatch) -> bool:
-    rules = RuleContext(context.model, context.cluster, context.job, plan, context.recompute_kinds)
-    return not any(np.any(mask) for _, mask in context.backend.broken_rules(rules))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.backends.base import Rule, RuleContext
+from planner.cost.context import CostContext
 from planner.specs.batch import BoolArray, StrategyBatch
 
 COLUMNS = frozenset(column.name for column in fields(StrategyBatch))
@@ -33,6 +34,12 @@ class Refusal:
     @property
     def allowed(self) -> str | None:
         return self.rule.allowed(self.context, self.row) if self.rule.allowed is not None else None
+
+
+def refusals(context: CostContext, batch: StrategyBatch) -> list[Refusal]:
+    """Every rule that a batch of one row breaks, in the backend's order."""
+    facts = RuleContext(context.model, context.cluster, context.job, batch, context.recompute_kinds)
+    return [Refusal(rule, facts, 0) for rule, broken in context.backend.broken_rules(facts) if broken[0]]
 
 
 def columns_read(rule: Rule, context: RuleContext) -> frozenset[str]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planner.backends import get_backend
-from planner.backends.base import Limit, RuleContext
+from planner.backends.base import Limit
 from planner.cost.context import CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.params import total_params
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.reading import Configuration
-from planner.search.legality import Refusal
+from planner.search.legality import Refusal, refusals
 from planner.service.advice import improvements, lacking
 from planner.service.clusters import resolve_cluster
 from planner.service.completion import Completed, complete, replicas, stated_gpus
@@ -32,7 +32,7 @@ from planner.specs.batch import StrategyBatch
 from planner.specs.check import CheckFinding, CheckReport, Improvement
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
-from planner.specs.finding import Finding
+from planner.specs.finding import RANK, Finding
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption, Plan, Request
@@ -169,7 +169,6 @@ def _about_fit(context: CostContext, plan: Plan, changes: Sequence[Improvement])
 
 def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan | None = None) -> CheckReport:
     """The document of what was found."""
-    order = {"error": 0, "warning": 1, "note": 2}
     return CheckReport(
         planner_version=__version__,
         files=found.files,
@@ -179,7 +178,7 @@ def report(found: Checked, changes: Sequence[Improvement] = (), suggested: Plan 
         fits=found.fits,
         findings=tuple(
             CheckFinding.model_validate(each.told())
-            for each in sorted(found.findings, key=lambda each: order[each.severity])
+            for each in sorted(found.findings, key=lambda each: RANK[each.severity])
         ),
         unread=found.configuration.unread,
         assumptions=tuple(found.assumptions),
@@ -228,7 +227,7 @@ def examine(asked: CheckRequest) -> Checked:
     backend = completed.backend.with_habits(allocator_factor=context.backend.habits.allocator_factor)
     found.context = context = replace(context, backend=backend)
     found.findings = [_of_no_consequence(each, completed.batch) for each in found.findings]
-    broken = _broken_rules(context, completed)
+    broken = refusals(context, completed.batch)
     known = {finding.id for finding in found.findings}
     found.findings += [_as_finding(refusal) for refusal in broken if refusal.rule.id not in known]
     _price(found, context, completed, {refusal.rule.limit for refusal in broken})
@@ -393,14 +392,6 @@ def _implied_batch(read: Configuration, cluster: Cluster) -> int | None:
     if stated.grad_accum is None or dp is None:
         return None
     return (stated.micro_batch or 1) * stated.grad_accum * dp
-
-
-def _broken_rules(context: CostContext, completed: Completed) -> list[Refusal]:
-    """Every rule that the configuration breaks."""
-    if completed.batch is None:
-        return []
-    facts = RuleContext(context.model, context.cluster, completed.job, completed.batch, context.recompute_kinds)
-    return [Refusal(rule, facts, 0) for rule, broken in context.backend.broken_rules(facts) if broken[0]]
 
 
 def _as_finding(refusal: Refusal) -> Finding:

@@ -85,6 +85,15 @@ def resolve_file(wanted: ClusterFile) -> ResolvedCluster:
 
 def _merged(given: ClusterInput) -> ClusterFile:
     """Options over file; options are checked here, the file by its spec."""
+    options = checked_options(given)
+    base = _read(given.file) if given.file is not None else {}
+    if "gpus" in options or "nodes" in options:
+        base = {name: value for name, value in base.items() if name not in ("gpus", "nodes")}
+    return ClusterFile(**{**base, **options})
+
+
+def checked_options(given: ClusterInput) -> dict[str, Any]:
+    """Field of a cluster file -> the value that an option gives; InputError names the option."""
     checked: dict[str, Any] = {
         "gpu": None if given.gpu is None else checked_text(given.gpu, "--gpu", GPU_HINT),
         "gpus": _whole(given.gpus, "--gpus", MAX_GPUS),
@@ -96,11 +105,7 @@ def _merged(given: ClusterInput) -> ClusterFile:
         "host_memory_gib": _real(given.host_memory_gib, "--host-memory-gib", LEAST, 10_000_000),
         "price_usd_per_gpu_hour": _real(given.price, "--price", 0, 1_000_000),
     }
-    options = {field: value for field, value in checked.items() if value is not None}
-    base = _read(given.file) if given.file is not None else {}
-    if "gpus" in options or "nodes" in options:
-        base = {name: value for name, value in base.items() if name not in ("gpus", "nodes")}
-    return ClusterFile(**{**base, **options})
+    return {field: value for field, value in checked.items() if value is not None}
 
 
 def _whole(value: int | None, where: str, high: int) -> int | None:

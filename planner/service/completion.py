@@ -38,8 +38,7 @@ class Completed:
 
 def replicas(stated: StatedStrategy, gpus: int) -> int | None:
     """Data-parallel replicas on ``gpus``; None where the stated degrees do not divide them."""
-    product = (stated.tp or 1) * (stated.pp or 1) * (stated.cp or 1)
-    return gpus // product if gpus % product == 0 else None
+    return gpus // stated.model_ranks if gpus % stated.model_ranks == 0 else None
 
 
 def stated_gpus(configuration: Configuration) -> int | None:
@@ -49,7 +48,7 @@ def stated_gpus(configuration: Configuration) -> int | None:
         return configuration.gpus
     if stated.dp is None:
         return None
-    return stated.dp * (stated.tp or 1) * (stated.pp or 1) * (stated.cp or 1)
+    return stated.dp * stated.model_ranks
 
 
 def complete(
@@ -111,10 +110,9 @@ class _Completion:
         dp = replicas(s, gpus)
         degrees = f"tp({s.tp or 1}) * cp({s.cp or 1}) * pp({s.pp or 1})"
         if dp is None:
-            product = (s.tp or 1) * (s.cp or 1) * (s.pp or 1)
             self._say(
                 "world-size",
-                f"{degrees} = {product} does not divide the {gpus} GPUs",
+                f"{degrees} = {s.model_ranks} does not divide the {gpus} GPUs",
                 allowed=f"a product that divides {gpus}",
                 hint="change a degree or the number of processes",
             )

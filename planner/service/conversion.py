@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.backends import BACKENDS, get_backend
-from planner.backends.base import NONE, RecomputeKind, RuleContext
+from planner.backends.base import NONE, RecomputeKind
 from planner.cost.context import CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InputError
 from planner.reading import read_configuration
 from planner.render import render_plan
+from planner.search.legality import refusals
 from planner.search.nearest import nearest
 from planner.service.advice import differences
 from planner.service.checking import CheckRequest, examine
@@ -135,8 +136,7 @@ def _converted(request: Request, strategy: Strategy, source: str, name: str) -> 
 def _takes_loss(context: CostContext, strategy: Strategy) -> bool:
     """Whether the target has the job's implementation of the loss."""
     batch = from_strategy(strategy.model_copy(update={"recompute": Recompute()}), (NONE,))
-    facts = RuleContext(context.model, context.cluster, context.job, batch, context.recompute_kinds)
-    return not any(broken[0] for rule, broken in context.backend.broken_rules(facts) if rule.id == LOSS_RULE)
+    return not any(refusal.rule.id == LOSS_RULE for refusal in refusals(context, batch))
 
 
 LOSS_RULE = "loss-implementation"
@@ -146,7 +146,7 @@ def _carried(context: CostContext, strategy: Strategy, source: str) -> tuple[Str
     """The strategy in the target: as it is, or with other sharding, recomputation or offload where it has its own; the
     job stays the same."""
     exact, lost = _batch(context, strategy)
-    if exact is not None and not _broken(context, exact):
+    if exact is not None and not refusals(context, exact):
         return exact, lost
     whose = f"{context.backend.title} cannot run this {get_backend(source).title} plan"
     try:
@@ -196,12 +196,6 @@ def _recompute_kind(context: CostContext, wanted: Recompute) -> tuple[RecomputeK
         return None, ""
     named = f"{wanted.mode} {'+'.join(wanted.modules)}".strip()
     return alike[0], f"recomputation of {'+'.join(wanted.modules) or named} becomes {alike[0].id}"
-
-
-def _broken(context: CostContext, batch: StrategyBatch) -> bool:
-    """Whether a rule of the target forbids this one row."""
-    facts = RuleContext(context.model, context.cluster, context.job, batch, context.recompute_kinds)
-    return any(broken[0] for _, broken in context.backend.broken_rules(facts))
 
 
 def _nearest(context: CostContext, strategy: Strategy) -> str:

@@ -18,6 +18,7 @@ from planner.service.requests import Progress
 from planner.specs.batch import StrategyBatch
 from planner.specs.check import Cause, CheckReport, Diagnosis
 from planner.specs.cluster import Cluster
+from planner.specs.finding import RANK
 from planner.specs.plan import Estimate
 from planner.specs.strategy import Strategy
 from planner.units import TERA, duration, gib
@@ -157,8 +158,7 @@ class _Diagnosing:
 
     def _in_the_file(self) -> Iterator[Cause]:
         """What the configuration says wrong; what a single change would bring stands among the changes."""
-        order = {"error": 0, "warning": 1, "note": 2}
-        for finding in sorted(self.found.findings, key=lambda each: order[each.severity]):
+        for finding in sorted(self.found.findings, key=lambda each: RANK[each.severity]):
             if finding.severity != "note" and finding.id not in NOT_NEEDED:
                 yield Cause(id=finding.id, message=finding.message, hint=finding.hint)
 

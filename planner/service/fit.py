@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.backends.base import RuleContext
 from planner.cost.context import HOST_MEMORY_SHARE, CostContext
 from planner.cost.estimate import estimate as cost_estimate
 from planner.cost.evaluate import evaluate
 from planner.cost.params import total_params
+from planner.search.legality import refusals
 from planner.service.clusters import with_gpus
 from planner.specs.batch import StrategyBatch
 from planner.specs.convert import from_strategy
@@ -157,9 +157,7 @@ def _can_shard(context: CostContext, s: Strategy, stage: int) -> bool:
         return False
     degrees = context.backend.shard_degrees(context.cluster, s.tp, s.cp, s.dp, stage)
     changed = s.model_copy(update={"zero_stage": stage, "shard_degree": degrees[0], "secondary_shard_degree": None})
-    row = from_strategy(changed, context.recompute_kinds)
-    facts = RuleContext(context.model, context.cluster, context.job, row, context.recompute_kinds)
-    return not any(broken[0] for _, broken in context.backend.broken_rules(facts))
+    return not refusals(context, from_strategy(changed, context.recompute_kinds))
 
 
 def _host(context: CostContext, plan: Plan) -> Iterator[Finding]:
@@ -219,10 +217,7 @@ def fewest_gpus(context: CostContext, strategy: Strategy) -> Enough | None:
     and offload fit with more replicas; None where no number up to MOST_NODES more nodes does."""
     for gpus in _counts(context, strategy.tp * strategy.cp * strategy.pp):
         there, row = _with_replicas(context, strategy, gpus)
-        facts = RuleContext(there.model, there.cluster, there.job, row, there.recompute_kinds)
-        if any(broken[0] for _, broken in there.backend.broken_rules(facts)):
-            continue
-        if bool(evaluate(there, row).fits[0]):
+        if not refusals(there, row) and bool(evaluate(there, row).fits[0]):
             return Enough(gpus, there.cluster.nodes, there.job.global_batch, cost_estimate(there, row))
     return None
 

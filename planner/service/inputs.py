@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from planner.errors import InputError
-from planner.specs.problems import shown
+from planner.specs.problems import shown, unreadable
 
 MAX_FILE_BYTES = 1_000_000
 """Model, cluster and plan files are a few kB; anything larger is the wrong file."""
@@ -111,10 +111,7 @@ def read_text(path: Path, where: str) -> str:
         with path.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise InputError(
-            f"the file cannot be read: {reason}", where=where, got=shown(str(path)), hint="check path and permissions"
-        ) from problem
+        raise unreadable(problem, where, path) from problem
     if len(raw) > MAX_FILE_BYTES:
         raise InputError(
             "the file is too large",

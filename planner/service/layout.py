@@ -12,10 +12,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from planner.backends.base import Backend, RecomputeKind, RuleContext
+from planner.backends.base import Backend, RecomputeKind
 from planner.backends.rule_kit import divisors
 from planner.cost.evaluate import CostContext
 from planner.errors import InputError
+from planner.search.legality import refusals
 from planner.service.inputs import checked_int, one_of
 from planner.service.requests import StrategyInput
 from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, StrategyBatch
@@ -98,18 +99,16 @@ def one_row(*, stage_layers: tuple[int, ...], **values: Any) -> StrategyBatch:
 
 def check_rules(context: CostContext, batch: StrategyBatch) -> None:
     """Refuse a one-row batch that breaks a rule of its backend, quoting the first."""
-    backend = context.backend
-    kinds = backend.recompute_kinds(context.model, context.job)
-    facts = RuleContext(context.model, context.cluster, context.job, batch, kinds)
-    for rule, broken in backend.broken_rules(facts):
-        if broken[0]:
-            raise InputError(
-                f"{rule.reason} [rule {rule.id}, {rule.source}]",
-                where=backend.name,
-                got=rule.equation(facts, 0),
-                allowed=rule.allowed(facts, 0) if rule.allowed else None,
-                hint=f"change the values above, or let `planner suggest --backend {backend.name}` choose them",
-            )
+    broken = refusals(context, batch)
+    if broken:
+        name, rule = context.backend.name, broken[0].rule
+        raise InputError(
+            f"{rule.reason} [rule {rule.id}, {rule.source}]",
+            where=name,
+            got=broken[0].equation,
+            allowed=broken[0].allowed,
+            hint=f"change the values above, or let `planner suggest --backend {name}` choose them",
+        )
 
 
 def _degree(value: int, name: str) -> int:

@@ -11,7 +11,7 @@ from planner.catalog import default_system, load_accelerator, load_system
 from planner.errors import InputError
 from planner.machines import Inventory, Match, Node, compute_nics, identify, size_of
 from planner.machines.combine import Size
-from planner.machines.products import usable_gib
+from planner.machines.products import dense_flops_per_s, usable_gib
 from planner.machines.text import listed, note, warning
 from planner.service.clusters import ClusterFile
 from planner.service.machine_links import put_domain
@@ -165,7 +165,7 @@ def _named(inventory: Inventory, kinds: Sequence[tuple[str, int | None]], facts:
             got=", ".join(dict.fromkeys(name for name, _ in kinds))[:200],
             hint="--gpu plans with the nodes of one kind",
         )
-    chosen = min(matches, key=lambda match: (_rate(match.accelerator), _usable(match)))
+    chosen = min(matches, key=lambda match: (dense_flops_per_s(match.accelerator), _usable(match)))
     names = ", ".join(f"{name}" + (f", {memory} MiB" if memory else "") for name, memory in kinds)
     facts.put("gpu", chosen.accelerator.id, names[:100])
     ids = list(dict.fromkeys(match.accelerator.id for match in matches))
@@ -183,10 +183,6 @@ def _named(inventory: Inventory, kinds: Sequence[tuple[str, int | None]], facts:
             "memory_gib_per_gpu", round(least, 2), "smallest GPU" if len(kinds) > 1 else "memory printed, 1.5 % off"
         )
     return chosen.accelerator
-
-
-def _rate(accelerator: Accelerator) -> float:
-    return accelerator.peak.bf16 or accelerator.peak.fp16 or 0.0
 
 
 def _usable(match: Match) -> float:

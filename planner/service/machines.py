@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from planner.errors import InputError
 from planner.machines import SOURCES, Inventory, combine, read_machines
 from planner.machines.slurm import from_environment
 from planner.machines.text import MAX_TEXT_BYTES, decode
-from planner.service.clusters import ClusterFile, resolve_file
-from planner.service.inputs import checked_float, checked_int, checked_text
+from planner.service.clusters import ClusterFile, checked_options, resolve_file
 from planner.service.machine_facts import fill
 from planner.service.machine_values import Facts
 from planner.service.outputs import check_target, write_file
+from planner.service.requests import ClusterInput
 from planner.specs.finding import Finding
 from planner.specs.plan import Assumption
-from planner.specs.problems import shown
+from planner.specs.problems import shown, unreadable
 from planner.version import __version__
 
 SCHEMA_VERSION = 1
@@ -39,14 +39,7 @@ class MachinesRequest:
 
     texts: tuple[tuple[str, str | None], ...]
     """(file or ``-`` or ``environment``, kind of text or None where it is to be recognised)."""
-    gpu: str | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    nics: int | None = None
-    nic_gbps: float | None = None
-    oversubscription: float | None = None
-    host_memory_gib: float | None = None
-    price: float | None = None
+    machines: ClusterInput = field(default_factory=ClusterInput)
     out: Path | None = None
     force: bool = False
 
@@ -106,7 +99,7 @@ def read_cluster(request: MachinesRequest) -> MachinesReading:
 
     Raises InputError for texts that cannot be read and files that cannot be written; that the text does not suffice for
     a cluster file is in the reading's ``problem``."""
-    options = _options(request)
+    options = ClusterFile(**checked_options(request.machines))
     if request.out is not None:
         inputs = [(Path(name), "the text") for name, _ in request.texts if name not in (STDIN, ENVIRONMENT)]
         check_target(request.out, "--out", force=request.force, others=inputs)
@@ -116,25 +109,6 @@ def read_cluster(request: MachinesRequest) -> MachinesReading:
         return reading
     write_file(request.out, reading.to_yaml().encode(), "--out")
     return replace(reading, written=request.out)
-
-
-def _options(request: MachinesRequest) -> ClusterFile:
-    def whole(value: int | None, option: str, high: int) -> int | None:
-        return None if value is None else checked_int(value, option, 1, high)
-
-    def real(value: float | None, option: str, low: float, high: float) -> float | None:
-        return None if value is None else checked_float(value, option, low, high)
-
-    return ClusterFile(
-        gpu=None if request.gpu is None else checked_text(request.gpu, "--gpu", "for example --gpu h100"),
-        nodes=whole(request.nodes, "--nodes", 1_000_000),
-        gpus_per_node=whole(request.gpus_per_node, "--gpus-per-node", 1024),
-        nics_per_node=whole(request.nics, "--nics", 1024),
-        nic_gbps=real(request.nic_gbps, "--nic-gbps", 0.001, 100_000),
-        oversubscription=real(request.oversubscription, "--oversubscription", 1, 1000),
-        host_memory_gib=real(request.host_memory_gib, "--host-memory-gib", 0.001, 10_000_000),
-        price_usd_per_gpu_hour=real(request.price, "--price", 0, 1_000_000),
-    )
 
 
 def _inventories(texts: tuple[tuple[str, str | None], ...]) -> list[Inventory]:
@@ -187,10 +161,7 @@ def _bytes(name: str) -> bytes:
         with path.open("rb") as stream:
             return stream.read(MAX_TEXT_BYTES + 1)
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise InputError(
-            f"the file cannot be read: {reason}", where="FILE", got=shown(name), hint="check path and permissions"
-        ) from problem
+        raise unreadable(problem, "FILE", name) from problem
 
 
 def _reading(inventory: Inventory, options: ClusterFile) -> MachinesReading:

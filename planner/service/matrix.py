@@ -59,7 +59,7 @@ class _Seen:
     def __init__(self) -> None:
         self.values: dict[str, set[int]] = {name: set() for name in _COLUMNS}
         self.recompute: set[str] = set()
-        self.hybrid = self.secondary = self.without_sequence_parallel = self.uneven = False
+        self.hybrid = self.secondary = self.uneven = False
         self.precisions: set[str] = set()
 
     def walk(self, backend: Backend, model: str, gpus: int) -> None:
@@ -81,7 +81,6 @@ class _Seen:
         alone = (batch.zero_stage > 0) & (batch.cp == 1)
         self.hybrid |= bool((alone & (batch.shard_degree < batch.dp)).any())
         self.secondary |= bool((batch.secondary_shard_degree > 0).any())
-        self.without_sequence_parallel |= bool(((batch.tp > 1) & ~batch.sequence_parallel).any())
         self.uneven |= core.free
 
     def _take(self, context: CostContext, group: Group) -> None:

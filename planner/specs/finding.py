@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
 """error: it cannot be used like this, or does not do what it says; warning: it works, but wrong or slow; note: worth
 knowing."""
+RANK: Mapping[Severity, int] = {"error": 0, "warning": 1, "note": 2}
+"""The order in which findings are told."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def unreadable(problem: Exception, where: str, path: object) -> InputError:
+    """The error that a file cannot be read, with the system's reason."""
+    reason = getattr(problem, "strerror", None) or str(problem)
+    return InputError(
+        f"the file cannot be read: {reason}", where=where, got=shown(str(path)), hint="check path and permissions"
+    )
+
+
 def input_error(problem: ValidationError, where: str, known: Iterable[str] = ()) -> InputError:
     """The first complaint of pydantic in our words; an unknown key names the nearest known one."""
     first = problem.errors(include_url=False)[0]

@@ -10,12 +10,11 @@ from planner.backends import BACKENDS
 from planner.cost.context import CostContext
 from planner.cost.estimate import estimate
 from planner.reading import read_configuration
-from planner.render import render_plan
 from planner.service.completion import complete
 from planner.specs.convert import from_strategy, to_strategy
 from planner.specs.plan import Estimate, PlanDocument
 from planner.specs.strategy import Strategy
-from tests.random_plans import corner_plans, random_plans
+from tests.random_plans import configuration_files, corner_plans, random_plans
 
 RANDOM_PLANS = 120
 CORNER_PLANS = 150
@@ -23,8 +22,7 @@ CORNER_PLANS = 150
 
 def read_back(document: PlanDocument) -> tuple[Strategy, Estimate]:
     """The strategy that the plan's files say and its estimate, with the model and the machines of the plan."""
-    files = {name: text for name, text in render_plan(document).items() if name not in ("plan.json", "README.md")}
-    read = read_configuration(files)
+    read = read_configuration(configuration_files(document))
     assert read.backend == document.best.backend
     assert not [finding for finding in read.findings if finding.severity == "error"], read.findings
     request = document.request

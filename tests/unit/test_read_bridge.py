@@ -21,7 +21,7 @@ from planner.specs.model import ModelSpec
 from planner.specs.strategy import Recompute
 from tests.golden.plans import CASES
 from tests.helpers import h100_cluster, llama8b, make_batch, make_job
-from tests.random_plans import corner_plans, random_plans
+from tests.random_plans import configuration_files, corner_plans, random_plans
 
 LAUNCH = """export CUDA_DEVICE_MAX_CONNECTIONS=1
 torchrun --nnodes 2 --nproc-per-node 8 pretrain_bridge.py overrides.txt
@@ -62,9 +62,7 @@ def test_round_trip() -> None:
     """Plan, files, the same strategy and the same model."""
     plans = [*random_plans("megatron-bridge", 120, seed=6), *islice(corner_plans("megatron-bridge"), 0, None, 9)]
     for index, document in enumerate(plans):
-        files = render_plan(document, launcher=("torchrun", "slurm")[index % 2])
-        kept = {name: text for name, text in files.items() if name not in ("plan.json", "README.md")}
-        configuration = read_configuration(kept)
+        configuration = read_configuration(configuration_files(document, ("torchrun", "slurm")[index % 2]))
         strategy, model = document.best.strategy, document.request.model
         assert configuration.backend == "megatron-bridge"
         for field in fields(configuration.strategy):

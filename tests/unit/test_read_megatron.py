@@ -17,11 +17,10 @@ from planner.errors import InputError
 from planner.reading import Configuration, read_configuration
 from planner.reading.megatron.layout import layout_stages
 from planner.reading.megatron.model import list_expression
-from planner.render import render_plan
 from planner.specs.convert import from_strategy
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Offload, Recompute, Strategy
-from tests.random_plans import corner_plans, random_plans
+from tests.random_plans import configuration_files, corner_plans, random_plans
 
 BASE = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
@@ -44,11 +43,6 @@ def read(
 
 def ids(configuration: Configuration) -> set[str]:
     return {finding.id for finding in configuration.findings}
-
-
-def rendered(document: PlanDocument, launcher: str = "torchrun") -> dict[str, str]:
-    files = render_plan(document, launcher=launcher)
-    return {name: text for name, text in files.items() if name not in ("plan.json", "README.md")}
 
 
 def assert_same(document: PlanDocument, configuration: Configuration) -> None:
@@ -85,13 +79,13 @@ def test_round_trip() -> None:
     """Plan, files, the same strategy and the same model: random plans and corners, both launchers."""
     plans = [*random_plans("megatron", 120, seed=2), *islice(corner_plans("megatron"), 0, None, 7)]
     for index, document in enumerate(plans):
-        assert_same(document, read_configuration(rendered(document, ("torchrun", "slurm")[index % 2])))
+        assert_same(document, read_configuration(configuration_files(document, ("torchrun", "slurm")[index % 2])))
 
 
 def test_arguments_file_alone() -> None:
     """The arrays without the launch script: everything but the number of GPUs."""
     (document,) = random_plans("megatron", 1, seed=5)
-    configuration = read_configuration({"megatron_args.sh": rendered(document)["megatron_args.sh"]})
+    configuration = read_configuration({"megatron_args.sh": configuration_files(document)["megatron_args.sh"]})
     assert configuration.gpus is None
     assert configuration.strategy.dp is None
     assert configuration.strategy.layers_per_stage == document.best.strategy.layers_per_stage

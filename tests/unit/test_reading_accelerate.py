@@ -13,10 +13,9 @@ import yaml
 from planner.errors import InputError
 from planner.reading import READERS, Configuration, read_configuration
 from planner.reading.huggingface import keys
-from planner.render import render_plan
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Offload, Recompute
-from tests.random_plans import corner_plans, random_plans
+from tests.random_plans import configuration_files, corner_plans, random_plans
 
 KINDS = ("accelerate-fsdp", "accelerate-deepspeed")
 ARGUMENTS: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True}
@@ -53,7 +52,7 @@ def with_fsdp(**fsdp: Any) -> dict[str, Any]:
 
 def check_round_trip(plan: PlanDocument) -> None:
     """Every field that the files express is the plan's; nothing is complained of."""
-    files = {name: text for name, text in render_plan(plan).items() if name not in ("plan.json", "README.md")}
+    files = configuration_files(plan)
     found, s, request = read_configuration(files), plan.best.strategy, plan.request
     assert found.backend == plan.best.backend
     # Sizes of buckets and windows follow the model's width, which no file states.

@@ -16,13 +16,12 @@ from planner.render import render_plan
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Offload, Recompute
 from tests.golden.plans import CASES
-from tests.random_plans import corner_plans, random_plans
+from tests.random_plans import configuration_files, corner_plans, random_plans
 
 
 def read(document: PlanDocument) -> Configuration:
     """The configuration in the rendered files, without plan and guide."""
-    files = render_plan(document)
-    return read_configuration({name: text for name, text in files.items() if name not in ("plan.json", "README.md")})
+    return read_configuration(configuration_files(document))
 
 
 def check_round_trip(document: PlanDocument) -> None:

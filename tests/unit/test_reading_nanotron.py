@@ -21,7 +21,7 @@ from planner.specs.model import BiasSpec, MoeSpec, WindowSpec
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import CASES, LLAMA_8B
-from tests.random_plans import corner_plans, plan_document, random_plans
+from tests.random_plans import configuration_files, corner_plans, plan_document, random_plans
 from tests.strategies import legal, machines, question, strategy
 
 FOLLOWING = {"layers_per_stage", "secondary_shard_degree"}
@@ -30,8 +30,7 @@ FOLLOWING = {"layers_per_stage", "secondary_shard_degree"}
 
 def read(document: PlanDocument) -> Configuration:
     """The configuration in the rendered files, without plan and guide."""
-    files = render_plan(document)
-    return read_configuration({name: text for name, text in files.items() if name not in ("plan.json", "README.md")})
+    return read_configuration(configuration_files(document))
 
 
 def check_round_trip(document: PlanDocument) -> None:

@@ -9,9 +9,8 @@ import pytest
 from planner.errors import InputError
 from planner.reading import Configuration
 from planner.reading.torchtitan.reader import TorchtitanReader
-from planner.render import render_plan
 from planner.specs.strategy import Offload, Recompute
-from tests.random_plans import random_plans
+from tests.random_plans import configuration_files, random_plans
 
 READER = TorchtitanReader()
 SELECTIVE = Recompute(mode="selective", modules=("attention", "every-second-matmul"))
@@ -264,7 +263,7 @@ def test_files_that_cannot_be_read(text: str) -> None:
     """Named with the place, never a traceback."""
     with pytest.raises(InputError):
         READER.read({"train.toml": f'[model]\nflavor = "8B"\n[parallelism]\nlocal_batch_size = 1\n{text}'})
-    with pytest.raises(InputError, match="no Python"):
+    with pytest.raises(InputError, match="not Python"):
         read("python -m torchtitan.train --module recipes --config mine", recipes__py="def mine(:")
 
 
@@ -279,15 +278,14 @@ def test_other_files_are_not_taken_for_torchtitan() -> None:
         assert not READER.recognises({name: text}), name
     for backend in ("megatron", "deepspeed", "fsdp"):
         for document in random_plans(backend, 3):
-            files = {k: v for k, v in render_plan(document).items() if k not in ("plan.json", "README.md")}
+            files = configuration_files(document)
             assert not READER.recognises(files), backend
 
 
 def test_damaged_files_end_in_findings_or_an_input_error() -> None:
     """Random cuts, doubled and changed characters: an answer or an InputError, whatever the bytes."""
     chooser = random.Random(7)
-    rendered = [render_plan(document) for document in random_plans("torchtitan", 4, 3)]
-    kept = [{k: v for k, v in files.items() if k not in ("plan.json", "README.md")} for files in rendered]
+    kept = [configuration_files(document) for document in random_plans("torchtitan", 4, 3)]
     sources = [{"train.toml": TOML}, *kept]
     letters = "\"'[](){}=.,-\\\n\t #$0189abz\x00\ufffd\u2028"
     answered = refused = 0

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from planner.errors import InputError
 from planner.specs.accuracy import RecordProblem
 from planner.specs.measurement import MeasuredRun
-from planner.specs.problems import input_error, shown
+from planner.specs.problems import input_error, shown, unreadable
 
 MAX_LINE_BYTES = 1_000_000
 """A record is about 2 kB; anything longer is not one."""
@@ -89,10 +89,7 @@ def _opened(path: Path, where: str) -> IO[bytes]:
         # Closed by the caller.
         opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
     except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise InputError(
-            f"the file cannot be read: {reason}", where=where, got=shown(str(path)), hint="check path and permissions"
-        ) from problem
+        raise unreadable(problem, where, path) from problem
     return cast(IO[bytes], opened)
 
 

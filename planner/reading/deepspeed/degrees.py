@@ -125,7 +125,7 @@ def _stages_in_json(sections: Sections, value: object) -> int | None:
     return number or None
 
 
-def implied(sections: Sections, degrees: Degrees, batch: Batch) -> Degrees:
+def implied(degrees: Degrees, batch: Batch) -> Degrees:
     """Replicas, and so GPUs, that three batch sizes leave no choice about."""
     if degrees.dp is not None or batch.replicas is None or degrees.gpus is not None:
         return degrees

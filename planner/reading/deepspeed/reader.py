@@ -159,7 +159,7 @@ def _configuration(sections: Sections) -> Configuration:
     stage = read_stage(sections)
     degrees = read_degrees(sections, stage)
     batch = read_batch(notes, sections.top, counted(degrees))
-    degrees = implied(sections, degrees, batch)
+    degrees = implied(degrees, batch)
     precision = read_precision(sections, stage)
     strategy = _strategy(sections, stage, degrees, batch)
     check_combinations(sections, stage, degrees, precision)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.errors import InputError
 from planner.reading.configuration import Files
+from planner.reading.texts.python_module import parse_python
 from planner.specs.finding import Finding
 
 CONSTANTS = (
@@ -69,16 +69,7 @@ def read_setup(files: Files) -> Setup:
 
 
 def _constants(name: str, text: str) -> Setup:
-    try:
-        tree = ast.parse(text.removeprefix("\ufeff"))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        raise InputError(
-            "this is no Python",
-            where=f"{name}:{line}" if line else name,
-            got=str(error)[:120],
-            hint="correct the line, or read ds_config.json without this file",
-        ) from error
+    tree = parse_python(name, text)
     values: dict[str, int | str] = {}
     lines: dict[str, int] = {}
     unread: list[str] = []

@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy, product
 from planner.reading.texts.launch_scripts import processes_per_node, wrong_world_size
+from planner.reading.texts.python_module import assignment, literals, parse_python
 from planner.specs.finding import Finding, Severity
 from planner.specs.job import Precision
 from planner.specs.model import ModelSpec
@@ -133,9 +134,9 @@ def _chosen(files: Files) -> str | None:
 def read_constants(name: str, text: str) -> Module:
     """The module's constants; InputError with the line where it is no Python."""
     module = Module(name)
-    tree = _parsed(name, text)
+    tree = parse_python(name, text)
     for statement in tree.body:
-        target, value = _assignment(statement)
+        target, value = assignment(statement)
         if target not in NAMES:
             _changed_elsewhere(module, statement)
             continue
@@ -150,27 +151,6 @@ def read_constants(name: str, text: str) -> Module:
         except UnknownValueError:
             module.unread.append(target)
     return module
-
-
-def _parsed(name: str, text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        where = f"{name}:{error.lineno}" if error.lineno else name
-        raise InputError(f"this is not Python: {error.msg}", where=where, hint="correct the line") from error
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise InputError("this is not Python that can be parsed", where=name, hint="render the plan again") from error
-
-
-def _assignment(statement: ast.stmt) -> tuple[str, ast.expr]:
-    """``NAME = value`` or ``NAME: type = value`` of the module; an empty name for everything else."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target, value = statement.targets[0], statement.value
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        target, value = statement.target, statement.value
-    else:
-        return "", ast.Constant(None)
-    return (target.id if isinstance(target, ast.Name) else ""), value
 
 
 def _changed_elsewhere(module: Module, statement: ast.stmt) -> None:
@@ -229,10 +209,10 @@ def _configuration(module: Module, files: Files) -> Configuration:
     counts = {name: module.count(name) for name in COUNTS}
     switches = {name: module.switch(name) for name in SWITCHES}
     replicate, shard, cp, tp = (counts[name] for name in DEGREES)
-    dp = _product(replicate, shard)
-    stage, degree = _sharding(module, switches, shard, cp)
+    dp = product(replicate, shard)
+    stage, degree = _sharding(switches, shard, cp)
     model = _model(module, files)
-    gpus = _product(dp, cp, tp)
+    gpus = product(dp, cp, tp)
     return Configuration(
         format=FsdpModuleReader.title,
         backend="fsdp",
@@ -240,7 +220,7 @@ def _configuration(module: Module, files: Files) -> Configuration:
         gpus=gpus,
         gpus_per_node=processes_per_node(files),
         seq_len=counts["SEQ_LEN"],
-        global_batch=_product(dp, counts["MICRO_BATCH"], counts["GRAD_ACCUM"]),
+        global_batch=product(dp, counts["MICRO_BATCH"], counts["GRAD_ACCUM"]),
         precision=_precision(module),
         loss="eager",
         flash_attention=True,
@@ -268,20 +248,9 @@ def _configuration(module: Module, files: Files) -> Configuration:
     )
 
 
-def _product(*factors: int | None) -> int | None:
-    total = 1
-    for value in factors:
-        if value is None:
-            return None
-        total *= value
-    return total
-
-
-def _sharding(
-    module: Module, switches: Mapping[str, bool | None], shard: int | None, cp: int | None
-) -> tuple[int | None, int | None]:
+def _sharding(switches: Mapping[str, bool | None], shard: int | None, cp: int | None) -> tuple[int | None, int | None]:
     """(ZeRO stage, shard degree): freed weights are stage 3, kept ones stage 2, a group of one GPU is replication."""
-    degree = _product(shard, cp)
+    degree = product(shard, cp)
     freed = switches["RESHARD_AFTER_FORWARD"]
     if freed is None or degree is None:
         return None, degree
@@ -385,7 +354,10 @@ def _model(module: Module, files: Files) -> ModelSpec | None:
     for name, text in files.items():
         if not name.endswith(".py") or name == module.name or "DIMENSIONS" not in text:
             continue
-        found = _literals(name, text)
+        try:
+            found = literals(parse_python(name, text))
+        except InputError:
+            continue
         size = found.get("DIMENSIONS")
         if not isinstance(size, dict):
             continue
@@ -399,16 +371,3 @@ def _model(module: Module, files: Files) -> ModelSpec | None:
         except (ValidationError, TypeError):
             module.unread.append(f"{name}: DIMENSIONS")
     return None
-
-
-def _literals(name: str, text: str) -> dict[str, Any]:
-    """Top-level names of a script that are assigned literals."""
-    found: dict[str, Any] = {}
-    try:
-        for statement in ast.parse(text).body:
-            target, value = _assignment(statement)
-            if target in ("DIMENSIONS", "TIED"):
-                found[target] = ast.literal_eval(value)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError):
-        return {}
-    return found

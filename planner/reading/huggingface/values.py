@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from planner.errors import InputError
+from planner.reading.texts.yaml_lines import compose_yaml, line_shown
 from planner.specs.finding import Finding, Severity
 
 TRUE = ("y", "yes", "t", "true", "on", "1")
@@ -143,7 +144,7 @@ def read_json(text: str, where: str) -> Mapping[str, Any]:
         value = json.loads(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise InputError(
-            f"this is not JSON: {error.msg}", where=f"{where}:{error.lineno}", got=_line(text, error.lineno)
+            f"this is not JSON: {error.msg}", where=f"{where}:{error.lineno}", got=line_shown(text, error.lineno)
         ) from error
     except (ValueError, RecursionError) as error:
         raise InputError("this JSON cannot be read", where=where, got=str(error)[:80]) from error
@@ -154,18 +155,7 @@ def read_json(text: str, where: str) -> Mapping[str, Any]:
 
 def read_yaml(text: str, where: str) -> Section:
     """The mapping that a YAML file holds, with the line of every key; InputError where it is none."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        line = mark.line + 1 if mark else 1
-        raise InputError(
-            f"this is not YAML: {error.problem or 'it cannot be parsed'}",
-            where=f"{where}:{line}",
-            got=_line(text, line),
-        ) from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InputError("this YAML cannot be read", where=where, got=" ".join(str(error).split())[:120]) from error
+    node = compose_yaml(where, text)
     notes = Notes(where)
     lines: dict[tuple[str, ...], int] = {}
     builder = _Builder(notes, lines)
@@ -210,8 +200,3 @@ class _Builder:
             self.lines[here] = key_node.start_mark.line + 1
             values[key] = self.value(value_node, here)
         return values
-
-
-def _line(text: str, number: int) -> str:
-    lines = text.splitlines()
-    return repr(lines[number - 1].strip()[:80]) if 0 < number <= len(lines) else "end of file"

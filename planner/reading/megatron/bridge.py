@@ -17,9 +17,9 @@ from typing import Any
 from planner.backends.bridge_fields import LISTS, RECIPE, RECIPE_SWITCHES, SWITCHES, VALUES
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files
-from planner.reading.megatron.findings import CONNECTIONS
 from planner.reading.megatron.flags import Stated
 from planner.reading.megatron.reader import Source, configuration_of
+from planner.reading.megatron.setting import CONNECTIONS
 from planner.reading.texts.shell import Launch, Script, Word, entry_scripts, launches, read_script
 from planner.reading.texts.yaml_lines import YamlFile, load_yaml
 from planner.specs.finding import Finding

@@ -7,65 +7,28 @@ megatron-core 0.19 unless named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from planner.backends.megatron_rules import FROM_BLACKWELL
-from planner.reading.megatron.flags import Stated
-from planner.specs.finding import Finding, Severity
-
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-_MODULES = frozenset(
-    {"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out"}
+from planner.reading.megatron.recompute_checks import recompute_modules, recompute_parts, recompute_twice
+from planner.reading.megatron.setting import CONNECTIONS, Check, Setting, found
+from planner.reading.megatron.sharding_checks import (
+    distributed_optimizer,
+    offload,
+    param_gather,
+    reduce_overlap,
+    sharded_framework,
+    torch_fsdp,
 )
-"""What --recompute-modules takes."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the checks look at."""
-
-    stated: Stated
-    tp: int
-    cp: int
-    pp: int
-    dp: int | None
-    environment: Mapping[str, str] | None
-    """None where the source (a log) does not show it."""
-
-    def on(self, name: str) -> bool:
-        return bool(self.stated.values.get(name))
-
-    def off(self, name: str) -> bool:
-        """Known to be off."""
-        return self.stated.switch(name) is False
-
-    def given(self, name: str) -> bool:
-        return name in self.stated.values
-
-    @property
-    def sharded_framework(self) -> str:
-        """Which FSDP runs, if one does."""
-        if self.on("use-megatron-fsdp"):
-            return "--use-megatron-fsdp"
-        return "--use-torch-fsdp2" if self.on("use-torch-fsdp2") else ""
+from planner.specs.finding import Finding
 
 
 def findings(setting: Setting, *, whole: bool = True) -> Iterator[Finding]:
     """Every finding, in the order of the list of checks; not ``whole``: only those that hold for every fork."""
     for check in _CHECKS if whole else (_batches, _positions, _dropout):
-        found = check(setting)
-        if found is not None:
-            yield found
-
-
-Check = Callable[[Setting], Finding | None]
-
-
-def _found(
-    setting: Setting, name: str, severity: Severity, message: str, flags: tuple[str, ...], hint: str = ""
-) -> Finding:
-    return Finding(id=name, severity=severity, message=message, where=setting.stated.place(*flags), hint=hint)
+        finding = check(setting)
+        if finding is not None:
+            yield finding
 
 
 def _full_precision(s: Setting) -> Finding | None:
@@ -73,7 +36,7 @@ def _full_precision(s: Setting) -> Finding | None:
     known = s.off("bf16") and (s.off("fp16") or not s.stated.complete)
     if narrow or not known:
         return None
-    return _found(
+    return found(
         s,
         "fp32-training",
         "warning",
@@ -88,7 +51,7 @@ def _sequence_parallel(s: Setting) -> Finding | None:
     if s.tp == 1 or not s.off("sequence-parallel"):
         return None
     if s.given("num-experts"):
-        return _found(
+        return found(
             s,
             "moe-needs-sequence-parallel",
             "error",
@@ -97,7 +60,7 @@ def _sequence_parallel(s: Setting) -> Finding | None:
             ("sequence-parallel", "num-experts"),
             "add --sequence-parallel",
         )
-    return _found(
+    return found(
         s,
         "sequence-parallel-off",
         "warning",
@@ -111,53 +74,12 @@ def _sequence_parallel(s: Setting) -> Finding | None:
 def _idle_sequence_parallel(s: Setting) -> Finding | None:
     if s.tp > 1 or not s.on("sequence-parallel") or not s.stated.known("tensor-model-parallel-size"):
         return None
-    return _found(
+    return found(
         s,
         "sequence-parallel-needs-tp",
         "note",
         "--sequence-parallel has no effect with tp(1); Megatron-LM switches it off",
         ("sequence-parallel",),
-    )
-
-
-def _distributed_optimizer(s: Setting) -> Finding | None:
-    if s.sharded_framework or not s.off("use-distributed-optimizer"):
-        return None
-    if s.dp is not None and s.dp * s.cp == 1:
-        return _one_replica(s)
-    copies = f"all dp({s.dp}) * cp({s.cp}) ranks keep" if s.dp else "every data-parallel rank keeps"
-    return _found(
-        s,
-        "distributed-optimizer-off",
-        "warning",
-        f"{copies} the whole optimizer: 12 bytes a parameter (18 with weight and gradient) instead of 12 over the "
-        "group",
-        ("use-distributed-optimizer",),
-        "add --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
-    )
-
-
-def _one_replica(s: Setting) -> Finding | None:
-    """Worth a word only where a log says that it is off."""
-    name = "use-distributed-optimizer"
-    if name not in s.stated.cleared:
-        return None
-    message = f"--{name} is off; one replica has nothing to share, but more would keep the whole optimizer each"
-    return _found(s, "distributed-optimizer-off", "note", message, (name,), f"add --{name} before adding replicas")
-
-
-def _sharded_framework(s: Setting) -> Finding | None:
-    """Its own id is that of the rule, which would call the framework's own option illegal."""
-    whole = s.stated.text("data-parallel-sharding-strategy") in ("no_shard", "optim")
-    if not s.sharded_framework or (whole and s.on("use-megatron-fsdp")):
-        return None
-    return _found(
-        s,
-        "zero-stage",
-        "warning",
-        f"{s.sharded_framework} shards more than the optimizer, which is read and not priced for Megatron-LM",
-        (s.sharded_framework.removeprefix("--"),),
-        "price the same sharding with planner estimate --backend fsdp or torchtitan",
     )
 
 
@@ -189,84 +111,10 @@ def _max_connections(s: Setting) -> Finding | None:
     )
 
 
-def _recompute_twice(s: Setting) -> Finding | None:
-    granularity = s.stated.text("recompute-granularity")
-    if not s.on("recompute-activations") or granularity is None:
-        return None
-    return _found(
-        s,
-        "recompute-stated-twice",
-        "warning" if granularity == "full" else "note",
-        f"--recompute-activations means --recompute-granularity selective and wins over {granularity}",
-        ("recompute-activations",),
-        "leave --recompute-activations out",
-    )
-
-
-def _recompute_parts(s: Setting) -> Finding | None:
-    granularity = s.stated.text("recompute-granularity")
-    parts = [name for name in ("recompute-method", "recompute-num-layers") if s.given(name)]
-    flags = ("recompute-granularity", *parts)
-    if granularity == "full" and not s.on("recompute-activations") and s.stated.complete and len(parts) < 2:
-        return _found(
-            s,
-            "recompute-needs-method",
-            "error",
-            "--recompute-granularity full needs --recompute-method and --recompute-num-layers",
-            flags,
-            "add --recompute-method uniform --recompute-num-layers 1 for every layer",
-        )
-    if granularity == "selective" and parts and s.stated.complete:
-        return _found(
-            s, "recompute-method-refused", "error", f"selective recomputation takes no --{parts[0]}", (parts[0],)
-        )
-    if granularity is None and s.stated.complete and parts and not s.on("recompute-activations"):
-        return _found(
-            s,
-            "recompute-without-granularity",
-            "warning",
-            f"--{parts[0]} does nothing without --recompute-granularity",
-            (parts[0],),
-            "add --recompute-granularity full",
-        )
-    return None
-
-
-def _recompute_modules(s: Setting) -> Finding | None:
-    modules = s.stated.items("recompute-modules")
-    unknown = sorted(set(modules) - _MODULES)
-    if unknown:
-        return Finding(
-            id="recompute-modules-unknown",
-            severity="error",
-            message=f"--recompute-modules does not know {', '.join(unknown)}",
-            where=s.stated.place("recompute-modules"),
-            allowed=", ".join(sorted(_MODULES)),
-        )
-    granularity = s.stated.text("recompute-granularity")
-    if modules and granularity != "selective" and s.stated.complete and not s.on("recompute-activations"):
-        return _found(
-            s,
-            "recompute-modules-ignored",
-            "warning",
-            "--recompute-modules counts with --recompute-granularity selective only",
-            ("recompute-modules",),
-        )
-    if "moe_act" in modules and s.off("moe-grouped-gemm"):
-        return _found(
-            s,
-            "moe-act-needs-grouped-gemm",
-            "error",
-            "recomputing moe_act needs --moe-grouped-gemm",
-            ("recompute-modules",),
-        )
-    return None
-
-
 def _loss(s: Setting) -> Finding | None:
     if not s.on("cross-entropy-loss-fusion") or s.stated.text("cross-entropy-fusion-impl") != "te":
         return None
-    return _found(
+    return found(
         s,
         "te-loss-refused",
         "error",
@@ -276,88 +124,12 @@ def _loss(s: Setting) -> Finding | None:
     )
 
 
-def _param_gather(s: Setting) -> Finding | None:
-    if not s.on("overlap-param-gather"):
-        return None
-    muon = s.stated.text("optimizer") == "dist_muon"
-    if s.off("use-distributed-optimizer") and not s.on("use-megatron-fsdp") and not muon:
-        return _found(
-            s,
-            "param-gather-needs-distributed-optimizer",
-            "error",
-            "--overlap-param-gather has nothing to gather without the distributed optimizer and is refused",
-            ("overlap-param-gather",),
-            "add --use-distributed-optimizer",
-        )
-    if s.off("overlap-grad-reduce"):
-        return _found(
-            s,
-            "param-gather-needs-grad-reduce",
-            "error",
-            "--overlap-param-gather needs --overlap-grad-reduce",
-            ("overlap-param-gather",),
-            "add --overlap-grad-reduce",
-        )
-    return None
-
-
-def _reduce_overlap(s: Setting) -> Finding | None:
-    if not s.off("overlap-grad-reduce") or (s.dp or 1) * s.cp == 1 or s.sharded_framework:
-        return None
-    return _found(
-        s,
-        "grad-reduce-not-overlapped",
-        "warning",
-        "gradients are reduced after the last backward pass, with nothing beside it",
-        ("overlap-grad-reduce",),
-        "add --overlap-grad-reduce"
-        + (" --overlap-param-gather" if s.on("use-distributed-optimizer") and s.off("overlap-param-gather") else ""),
-    )
-
-
-def _offload(s: Setting) -> Finding | None:
-    aware = "use-precision-aware-optimizer"
-    if s.on("optimizer-cpu-offload") and s.off(aware):
-        return _found(
-            s,
-            "offload-needs-precision-aware",
-            "error",
-            f"--optimizer-cpu-offload needs --{aware}",
-            ("optimizer-cpu-offload",),
-            f"add --{aware}",
-        )
-    if s.on(aware) and s.off("use-distributed-optimizer") and not s.sharded_framework:
-        return _found(
-            s,
-            "precision-aware-needs-distributed-optimizer",
-            "error",
-            f"--{aware} needs --use-distributed-optimizer",
-            (aware,),
-            "add --use-distributed-optimizer",
-        )
-    narrow = [
-        n
-        for n in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-grads-dtype", "main-params-dtype")
-        if s.stated.text(n) not in (None, "fp32", "float32")
-    ]
-    if narrow and s.off(aware):
-        return _found(
-            s,
-            "state-format-needs-precision-aware",
-            "error",
-            f"--{narrow[0]} needs --{aware}",
-            (narrow[0],),
-            f"add --{aware}",
-        )
-    return None
-
-
 def _expert_tensor_parallel(s: Setting) -> Finding | None:
     ep = s.stated.integer("expert-model-parallel-size", 1) or 1
     default = s.stated.complete and not s.given("expert-tensor-parallel-size")
     if not (s.given("num-experts") and default and s.tp > 1):
         return None
-    return _found(
+    return found(
         s,
         "expert-tensor-parallel-default",
         "warning",
@@ -373,7 +145,7 @@ def _dispatcher(s: Setting) -> Finding | None:
     kind = s.stated.text("moe-token-dispatcher-type", "allgather")
     if not s.given("num-experts") or ep == 1 or kind != "allgather":
         return None
-    return _found(
+    return found(
         s,
         "allgather-dispatcher",
         "warning",
@@ -386,7 +158,7 @@ def _dispatcher(s: Setting) -> Finding | None:
 def _grouped_gemm(s: Setting) -> Finding | None:
     if not s.given("num-experts") or not s.off("moe-grouped-gemm"):
         return None
-    return _found(
+    return found(
         s,
         "experts-one-by-one",
         "warning",
@@ -401,7 +173,7 @@ def _expert_parallel(s: Setting) -> Finding | None:
     ep = s.stated.integer("expert-model-parallel-size", 1) or 1
     if ep == 1 or s.given("num-experts") or not s.stated.complete:
         return None
-    return _found(
+    return found(
         s, "expert-parallel-needs-experts", "error", f"ep({ep}) without --num-experts", ("expert-model-parallel-size",)
     )
 
@@ -409,7 +181,7 @@ def _expert_parallel(s: Setting) -> Finding | None:
 def _tp_overlap(s: Setting) -> Finding | None:
     if not s.on("tp-comm-overlap") or s.on("sequence-parallel") or not s.off("sequence-parallel"):
         return None
-    return _found(
+    return found(
         s,
         "tp-overlap-needs-sequence-parallel",
         "error",
@@ -423,7 +195,7 @@ def _positions(s: Setting) -> Finding | None:
     length, longest = s.stated.integer("seq-length"), s.stated.integer("max-position-embeddings")
     if length is None or longest is None or length <= longest:
         return None
-    return _found(
+    return found(
         s,
         "sequence-beyond-positions",
         "error",
@@ -437,7 +209,7 @@ def _mask(s: Setting) -> Finding | None:
     length = s.stated.integer("seq-length") or 0
     if length < 4096 or not s.stated.complete or s.on("no-create-attention-mask-in-dataloader"):
         return None
-    return _found(
+    return found(
         s,
         "attention-mask-in-dataloader",
         "note",
@@ -452,7 +224,7 @@ def _dropout(s: Setting) -> Finding | None:
     absent = [name for name in ("hidden-dropout", "attention-dropout") if not s.given(name)]
     if not absent or not s.stated.complete:
         return None
-    return _found(
+    return found(
         s,
         "dropout-by-default",
         "warning",
@@ -470,7 +242,7 @@ def _virtual_pipeline(s: Setting) -> Finding | None:
     least = 3 if s.on("no-overlap-p2p-communication") else 2
     if vpp is None or s.stated.values.get("num-virtual-stages-per-pipeline-rank") == "1" or s.pp >= least:
         return None
-    return _found(
+    return found(
         s,
         "virtual-stages-need-pipeline",
         "error",
@@ -481,35 +253,13 @@ def _virtual_pipeline(s: Setting) -> Finding | None:
     )
 
 
-def _torch_fsdp(s: Setting) -> Finding | None:
-    if not s.on("use-torch-fsdp2"):
-        return None
-    refused = []
-    if s.pp > 1:
-        refused.append(f"pp({s.pp})")
-    refused += [f"--{name}" for name in ("use-distributed-optimizer", "fp16") if s.on(name)]
-    if s.off("no-gradient-accumulation-fusion"):
-        refused.append("fused gradient accumulation (add --no-gradient-accumulation-fusion)")
-    if s.off("untie-embeddings-and-output-weights"):
-        refused.append("tied embeddings")
-    if not refused:
-        return None
-    return _found(
-        s,
-        "torch-fsdp2-refuses",
-        "error",
-        "--use-torch-fsdp2 refuses " + ", ".join(refused),
-        ("use-torch-fsdp2",),
-    )
-
-
 def _batches(s: Setting) -> Finding | None:
     micro, whole = s.stated.integer("micro-batch-size"), s.stated.integer("global-batch-size")
     if micro is None and s.stated.complete and "micro-batch-size" not in s.stated.unresolved:
-        return _found(s, "micro-batch-missing", "error", "--micro-batch-size is required", ("micro-batch-size",))
+        return found(s, "micro-batch-missing", "error", "--micro-batch-size is required", ("micro-batch-size",))
     if micro is None or whole is None or s.dp is None or whole % (micro * s.dp) == 0:
         return None
-    return _found(
+    return found(
         s,
         "batch-divisible",
         "error",
@@ -521,18 +271,18 @@ def _batches(s: Setting) -> Finding | None:
 
 _CHECKS: tuple[Check, ...] = (
     _full_precision,
-    _distributed_optimizer,
-    _sharded_framework,
+    distributed_optimizer,
+    sharded_framework,
     _sequence_parallel,
     _idle_sequence_parallel,
     _max_connections,
-    _recompute_twice,
-    _recompute_parts,
-    _recompute_modules,
+    recompute_twice,
+    recompute_parts,
+    recompute_modules,
     _loss,
-    _param_gather,
-    _reduce_overlap,
-    _offload,
+    param_gather,
+    reduce_overlap,
+    offload,
     _expert_parallel,
     _expert_tensor_parallel,
     _dispatcher,
@@ -542,6 +292,6 @@ _CHECKS: tuple[Check, ...] = (
     _mask,
     _dropout,
     _virtual_pipeline,
-    _torch_fsdp,
+    torch_fsdp,
     _batches,
 )

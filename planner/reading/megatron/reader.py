@@ -16,10 +16,11 @@ from planner.backends.stacks import reduced_in_16_bits
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, StatedStrategy
 from planner.reading.megatron import fork
-from planner.reading.megatron.findings import Setting, findings
+from planner.reading.megatron.findings import findings
 from planner.reading.megatron.flags import Stated, flag_of_argument, from_log, from_words
 from planner.reading.megatron.layout import Dealt, dealt
 from planner.reading.megatron.model import model_of
+from planner.reading.megatron.setting import Setting
 from planner.reading.texts.shell import Launch, Script, entry_scripts, launches, read_script
 from planner.specs.finding import Finding
 from planner.specs.job import Precision
@@ -251,7 +252,7 @@ def configuration_of(source: Source, title: str) -> Configuration:
     precision = _precision(stated)
     setting = Setting(stated, tp or 1, cp or 1, pp or 1, dp, source.environment)
     model = model_of(replace(stated, complete=stated.complete or stated.part), f"model of {source.name}")
-    strategy = _strategy(stated, stages, setting, layers)
+    strategy = _strategy(stated, stages, setting)
     found = tuple(findings(setting, whole=not fork.is_fork(stated)))
     unresolved = tuple(
         f"--{name} {value}" if name in stated.used else name
@@ -316,7 +317,7 @@ def _flash(stated: Stated) -> bool | None:
     return backend not in ("unfused", "local") and not (local and backend == "auto")
 
 
-def _strategy(stated: Stated, stages: Dealt, setting: Setting, layers: int | None) -> StatedStrategy:
+def _strategy(stated: Stated, stages: Dealt, setting: Setting) -> StatedStrategy:
     tp, cp, pp = setting.tp, setting.cp, setting.pp
     micro, whole = stated.integer("micro-batch-size"), _global_batch(stated, setting.dp)
     step = micro * setting.dp if micro and setting.dp else None

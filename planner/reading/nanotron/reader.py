@@ -12,7 +12,7 @@ from typing import Any
 
 from planner.backends.base import StateFormat
 from planner.errors import InputError
-from planner.reading.configuration import Configuration, Files, StatedStrategy
+from planner.reading.configuration import Configuration, Files, StatedStrategy, product
 from planner.reading.nanotron.keys import (
     ADAM,
     DATA,
@@ -157,7 +157,7 @@ def _configuration(notes: Notes, parts: dict[str, dict[str, Any]], files: Files)
     scatters = _scatters(notes, parallel)
     schedule = _schedule(notes, parallel, pp, accumulated)
     _check_queue(notes, files, tp)
-    gpus = _product(tp, pp, dp, cp)
+    gpus = product(tp, pp, dp, cp)
     return Configuration(
         format=NanotronReader.title,
         backend="nanotron",
@@ -165,7 +165,7 @@ def _configuration(notes: Notes, parts: dict[str, dict[str, Any]], files: Files)
         gpus=gpus,
         gpus_per_node=processes_per_node(files),
         seq_len=sizes["sequence_length"],
-        global_batch=_product(micro, accumulated, dp),
+        global_batch=product(micro, accumulated, dp),
         precision=_precision(notes, model_part),
         loss="eager",
         flash_attention=True,
@@ -204,15 +204,6 @@ def _positive(notes: Notes, value: Any, section: str, key: str) -> int | None:
         return int(value)
     notes.find("not-positive", "error", f"{section}.{key} is {value}", section, key, allowed="a whole number from 1 on")
     return None
-
-
-def _product(*factors: int | None) -> int | None:
-    total = 1
-    for value in factors:
-        if value is None:
-            return None
-        total *= value
-    return total
 
 
 def _zero_stage(notes: Notes, optimizer: Mapping[str, Any]) -> int | None:

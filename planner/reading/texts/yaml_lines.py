@@ -5,14 +5,15 @@ Nothing in a file is executed, and every way in which it can be malformed ends i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from planner.errors import InputError
-
-Path = tuple[str | int, ...]
+from planner.reading.texts.lenient_json import Path
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,42 @@ def load_yaml(name: str, text: str) -> YamlFile:
     """The document in ``text``; InputError with the line where it is none."""
     lines: dict[Path, int] = {}
     doubled: list[Path] = []
-    try:
+    with _readable(name, text):
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is not None:
             _walk(root, (), lines, doubled, set())
         value = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
-        raise _unreadable(f"{name}:{line}", error.problem or "malformed") from error
-    # Constructors of dates, huge integers and deep nesting raise the others.
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, TypeError, AttributeError) as error:
-        raise _unreadable(name, (str(error) or type(error).__name__).splitlines()[0]) from error
     return YamlFile(name, value, lines, tuple(doubled))
 
 
-def _unreadable(where: str, reason: str) -> InputError:
-    return InputError(f"this is not YAML: {reason}", where=where, hint="check indentation, quotes and brackets there")
+def compose_yaml(name: str, text: str) -> yaml.Node | None:
+    """The nodes of the document in ``text``, for readers that make their own values of them."""
+    with _readable(name, text):
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+
+
+def line_shown(text: str, number: int) -> str:
+    """A line (from 1) as an error message may print it."""
+    lines = text.splitlines()
+    return repr(lines[number - 1].strip()[:80]) if 0 < number <= len(lines) else "end of file"
+
+
+@contextmanager
+def _readable(name: str, text: str) -> Iterator[None]:
+    """What PyYAML raises, as one error."""
+    hint = "check indentation, quotes and brackets there"
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        reason = error.problem or "malformed"
+        raise InputError(
+            f"this is not YAML: {reason}", where=f"{name}:{line}", got=line_shown(text, line), hint=hint
+        ) from error
+    # Constructors of dates, huge integers and deep nesting raise the others.
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, TypeError, AttributeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"this is not YAML: {reason}", where=name, hint=hint) from error
 
 
 def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], doubled: list[Path], seen: set[int]) -> None:

@@ -5,41 +5,27 @@ or what has no counterpart in the cost model is said."""
 
 from __future__ import annotations
 
-import ast
 import re
-from difflib import get_close_matches
-from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
-from planner.backends.torchtitan import EAGER_HABITS
+from planner.backends.torchtitan import EAGER_HABITS, dealt_layers
 from planner.backends.torchtitan_rules import SCHEDULE_NAMES
 from planner.catalog import load_model
 from planner.errors import InputError
 from planner.reading.configuration import Configuration, Files, StatedStrategy
-from planner.reading.torchtitan.fields import (
-    ATTENTION_SUFFIXES,
-    CLOSED_SECTIONS,
-    FIELDS,
-    FLOAT8_SWITCHES,
-    MODELS,
-    RENAMED,
-    SAME_MEANING,
-)
-from planner.reading.torchtitan.sources import Gathered, Setting, gather, looks_like_command, looks_like_toml
-from planner.specs.finding import Finding, Severity
+from planner.reading.torchtitan.fields import ATTENTION_SUFFIXES, MODELS
+from planner.reading.torchtitan.sources import Gathered, gather, looks_like_command, looks_like_toml
+from planner.reading.torchtitan.stated import Stated
+from planner.reading.torchtitan.values import module_lists, planned_model, split_at, words
 from planner.specs.job import Loss, Precision
-from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
+from planner.specs.model import ModelSpec
 from planner.specs.strategy import Offload, Recompute, Schedule
 
-_SINGLE = {"1f1b": "1f1b", "gpipe": "gpipe"}
-_LOOPED = {"interleaved1f1b": "interleaved", "loopedbfs": None, "interleavedzerobubble": None}
-_V_SHAPED = ("zbvzerobubble", "dualpipev")
-"""torch's schedules in lower case (get_schedule_class ignores case); None has no counterpart in the cost model."""
+_SINGLE: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe"}
+_SEVERAL = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
+"""torch's schedules of one chunk and of several, in lower case (get_schedule_class ignores case)."""
 
 _SELECTIVE = ("attention", "every-second-matmul")
-_LARGEST = 2**31
-
-_Read = TypeVar("_Read")
 
 _MESH_FIELDS = tuple(
     f"parallelism.{kind}_degree"
@@ -67,25 +53,17 @@ class TorchtitanReader:
         return _Interpretation(gather(files)).run()
 
 
-class _Interpretation:
+class _Interpretation(Stated):
+    """The settings as a strategy."""
+
     def __init__(self, gathered: Gathered) -> None:
-        self.read = gathered
-        self.era = gathered.era
-        self.known = FIELDS[gathered.era]
-        self.findings, self.unread = list(gathered.findings), list(gathered.unread)
-        self.settings: dict[str, Setting] = {}
+        super().__init__(gathered)
         self.habits: dict[str, Any] = {}
-        self.undefined: set[str] = set()
-        """Fields whose value depends on a variable or file that is not given."""
 
     def run(self) -> Configuration:
-        for name, setting in self.read.settings.items():
-            self._accept(name, setting)
-        if not self.read.base_known:
-            self.undefined |= set(self.known) - set(self.settings)
         model, model_name = self._model()
         layers = model.layers if model is not None else None
-        tp, cp, pp = (self._degree(name) for name in ("tensor", "context", "pipeline"))
+        tp, cp, pp = (self.degree(name) for name in ("tensor", "context", "pipeline"))
         replicate, shard = self._data_parallel(tp * cp * pp)
         dp = None if shard is None else replicate * shard
         schedule, vpp, stages = self._pipeline(pp, layers)
@@ -93,35 +71,35 @@ class _Interpretation:
         precision = self._precision()
         self._compiled(pp)
         self._left_over()
-        ep = self._degree("expert")
+        ep = self.degree("expert")
         offloaded = Offload(optimizer=1.0, parameters="cpu", device="cpu")
         strategy = StatedStrategy(
-            tp=self._if_defined(tp, "parallelism.tensor_parallel_degree"),
-            sequence_parallel=self._if_defined(
-                bool(self._value("parallelism.enable_sequence_parallel", True)) and tp > 1,
+            tp=self.if_defined(tp, "parallelism.tensor_parallel_degree"),
+            sequence_parallel=self.if_defined(
+                bool(self.value("parallelism.enable_sequence_parallel", True)) and tp > 1,
                 "parallelism.tensor_parallel_degree",
             ),
-            cp=self._if_defined(cp, "parallelism.context_parallel_degree"),
-            pp=self._if_defined(pp, "parallelism.pipeline_parallel_degree"),
-            vpp=self._if_defined(vpp, *_PIPELINE_FIELDS),
-            pipeline_schedule=self._if_defined(schedule, *_PIPELINE_FIELDS),
-            layers_per_stage=self._if_defined(stages, *_PIPELINE_FIELDS),
-            ep=self._if_defined(ep, "parallelism.expert_parallel_degree"),
-            etp=self._if_defined(
+            cp=self.if_defined(cp, "parallelism.context_parallel_degree"),
+            pp=self.if_defined(pp, "parallelism.pipeline_parallel_degree"),
+            vpp=self.if_defined(vpp, *_PIPELINE_FIELDS),
+            pipeline_schedule=self.if_defined(schedule, *_PIPELINE_FIELDS),
+            layers_per_stage=self.if_defined(stages, *_PIPELINE_FIELDS),
+            ep=self.if_defined(ep, "parallelism.expert_parallel_degree"),
+            etp=self.if_defined(
                 self._expert_tensor(model, ep, tp),
                 "parallelism.expert_parallel_degree",
                 "parallelism.tensor_parallel_degree",
             ),
             dp=dp,
-            zero_stage=self._if_defined(
+            zero_stage=self.if_defined(
                 self._zero_stage(pp, None if shard is None else shard * cp), "parallelism.fsdp_reshard_after_forward"
             ),
             shard_degree=self._shard_degree(shard, cp, pp),
             micro_batch=micro,
             grad_accum=accumulation,
             recompute=self._recompute(),
-            offload=self._if_defined(
-                offloaded if self._value("training.enable_cpu_offload") else Offload(), "training.enable_cpu_offload"
+            offload=self.if_defined(
+                offloaded if self.value("training.enable_cpu_offload") else Offload(), "training.enable_cpu_offload"
             ),
         )
         return Configuration(
@@ -131,9 +109,9 @@ class _Interpretation:
             model_name=model_name,
             gpus=self.read.gpus,
             gpus_per_node=self.read.gpus_per_node,
-            seq_len=self._if_defined(self._value("training.seq_len"), "training.seq_len"),
+            seq_len=self.if_defined(self.value("training.seq_len"), "training.seq_len"),
             global_batch=total,
-            precision=self._if_defined(precision, "training.mixed_precision_param"),
+            precision=self.if_defined(precision, "training.mixed_precision_param"),
             loss=self._loss(model),
             flash_attention=True,
             task="sft" if self.read.task == "sft" else None,
@@ -142,91 +120,6 @@ class _Interpretation:
             findings=tuple(self.findings),
             unread=tuple(dict.fromkeys(self.unread)),
         )
-
-    # --- Values
-
-    def _say(self, name: str, message: str, where: str, severity: Severity = "error", **words: Any) -> None:
-        self.findings.append(Finding(id=name, severity=severity, message=message, where=where, **words))
-
-    def _accept(self, name: str, setting: Setting) -> None:
-        """Keeps a setting under its name of today, if its value is of the right type."""
-        if name in RENAMED:
-            self._renamed(name, setting)
-            return
-        section = name.partition(".")[0]
-        known = self.known.get(name)
-        if known is None:
-            if "." in name and section in CLOSED_SECTIONS[self.era]:
-                self._unknown(name, setting)
-            else:
-                self.settings[name] = setting
-            return
-        if setting.unknown:
-            self.unread.append(f"{name} ({setting.where}): {', '.join(setting.unknown)} has no value")
-            self.undefined.add(name)
-            return
-        value = _converted(setting.value, known.kind)
-        if value is None or (known.words and value not in known.words) or not _in_range(value, known.kind):
-            wanted = {"degree": "a whole number (-1 where the rest is meant)", "count": "a whole number from 1"}
-            self._say(
-                "value-type",
-                f"{name} cannot be {setting.value!r}",
-                setting.where,
-                got=repr(setting.value)[:80],
-                allowed=", ".join(known.words) or wanted.get(known.kind, "true or false"),
-            )
-            return
-        self.settings[name] = Setting(value, setting.where)
-
-    def _renamed(self, name: str, setting: Setting) -> None:
-        self._say(
-            "renamed-field",
-            f"{name} is called {RENAMED[name]} since torchtitan 0.1",
-            setting.where,
-            "error",
-            hint=f"write {RENAMED[name]}" + (' = ["float8"]' if name in FLOAT8_SWITCHES else ""),
-        )
-        if name in SAME_MEANING:
-            self._accept(RENAMED[name], setting)
-        elif name in FLOAT8_SWITCHES:
-            if _converted(setting.value, "switch"):
-                self._accept(RENAMED[name], Setting("float8", setting.where))
-        else:
-            self.unread.append(f"{name} ({setting.where})")
-
-    def _unknown(self, name: str, setting: Setting) -> None:
-        other = FIELDS["toml" if self.era == "registry" else "registry"]
-        near = get_close_matches(name, [key for key in self.known if key.startswith(name.partition(".")[0])], n=1)
-        if name in other:
-            versions = "0.1 and 0.2" if self.era == "registry" else "0.3"
-            message = f"{name} exists in torchtitan {versions} only"
-        else:
-            message = f"torchtitan has no field {name}"
-        outcome = "the parser refuses it" if self.era == "registry" else "0.2 refuses it, 0.1 ignores it"
-        hint = f"did you mean {near[0]}?" if near else "remove it"
-        self._say("unknown-field", f"{message}; {outcome}", setting.where, hint=hint)
-
-    def _value(self, name: str, default: Any = None) -> Any:
-        """The value that holds: the file's, else torchtitan's default."""
-        if name in self.settings:
-            return self.settings[name].value
-        known = self.known.get(name)
-        return known.default if known is not None else default
-
-    def _if_defined(self, value: _Read | None, *names: str) -> _Read | None:
-        """``value``, or None where one of the fields that it follows from is not known."""
-        return None if self.undefined.intersection(names) else value
-
-    def _where(self, name: str) -> str:
-        return self.settings[name].where if name in self.settings else name
-
-    def _degree(self, kind: str) -> int:
-        name = f"parallelism.{kind}_parallel_degree"
-        value = int(self._value(name, 1))
-        if value >= 1:
-            return value
-        self._say("degree", f"{name} = {value}", self._where(name), allowed="1 or more", hint="1 switches it off")
-        return 1
 
     # --- Model
 
@@ -238,7 +131,7 @@ class _Interpretation:
         if self.undefined.intersection(("model.name", "model.flavor")):
             return None, None
         if self.era == "toml":
-            module, flavor = str(self._value("model.name")), str(self._value("model.flavor"))
+            module, flavor = str(self.value("model.name")), str(self.value("model.flavor"))
         if module is None or flavor is None:
             return None, None
         for suffix in ATTENTION_SUFFIXES:
@@ -252,7 +145,7 @@ class _Interpretation:
     def _planned_model(self) -> ModelSpec:
         """From the constants of a module that the planner wrote."""
         try:
-            return _planned(dict(self.read.plan["MODEL"]))
+            return planned_model(dict(self.read.plan["MODEL"]))
         except (KeyError, TypeError, ValueError) as problem:
             raise InputError(
                 "MODEL holds no dimensions of a model", where="plan_config.py: MODEL", got=str(problem)[:160]
@@ -263,7 +156,7 @@ class _Interpretation:
             return None
         if model.moe is None:
             return 1
-        return tp if ep == 1 else int(self._value("parallelism.expert_tensor_parallel_degree", 1))
+        return tp if ep == 1 else int(self.value("parallelism.expert_tensor_parallel_degree", 1))
 
     # --- Data parallelism
 
@@ -271,11 +164,11 @@ class _Interpretation:
         """(replicas of the shard group, data-parallel ranks in it); the second is None while it cannot be told."""
         if self.undefined.intersection(_MESH_FIELDS):
             return 1, None
-        replicate = int(self._value("parallelism.data_parallel_replicate_degree"))
-        shard = int(self._value("parallelism.data_parallel_shard_degree"))
-        where = self._where("parallelism.data_parallel_shard_degree")
+        replicate = int(self.value("parallelism.data_parallel_replicate_degree"))
+        shard = int(self.value("parallelism.data_parallel_shard_degree"))
+        where = self.where("parallelism.data_parallel_shard_degree")
         if replicate < 1 or shard == 0 or shard < -1:
-            self._say(
+            self.say(
                 "degree",
                 f"data_parallel_replicate_degree({replicate}), data_parallel_shard_degree({shard})",
                 where,
@@ -291,7 +184,7 @@ class _Interpretation:
             return replicate, None
         product = replicate * others
         if gpus % product:
-            self._say(
+            self.say(
                 "world-size",
                 f"dp_replicate({replicate}) * cp * tp * pp = {product} does not divide the {gpus} GPUs",
                 where,
@@ -302,7 +195,7 @@ class _Interpretation:
 
     def _zero_stage(self, pp: int, group: int | None) -> int:
         """From the reshard policy and the size of the shard group."""
-        policy = self._value("parallelism.fsdp_reshard_after_forward")
+        policy = self.value("parallelism.fsdp_reshard_after_forward")
         if pp > 1 and policy == "always":
             self.unread.append(
                 "parallelism.fsdp_reshard_after_forward = always with a pipeline gathers weights for every "
@@ -324,20 +217,20 @@ class _Interpretation:
         """(schedule, chunks of a rank, layers of every virtual stage)."""
         if pp == 1:
             return "none", 1, None
-        if self._value("parallelism.pipeline_parallel_schedule_csv"):
+        if self.value("parallelism.pipeline_parallel_schedule_csv"):
             self.unread.append("parallelism.pipeline_parallel_schedule_csv: schedules from files are not modelled")
-        name = str(self._value("parallelism.pipeline_parallel_schedule"))
-        where = self._where("parallelism.pipeline_parallel_schedule")
+        name = str(self.value("parallelism.pipeline_parallel_schedule"))
+        where = self.where("parallelism.pipeline_parallel_schedule")
         key = name.lower()
         if key in _SINGLE:
             chunks: int | None = 1
-            schedule: Schedule | None = "1f1b" if _SINGLE[key] == "1f1b" else "gpipe"
-        elif key in _LOOPED or key in _V_SHAPED:
+            schedule = _SINGLE[key]
+        elif key in _SEVERAL:
             chunks, schedule = None, "interleaved"
             if key != SCHEDULE_NAMES["interleaved"].lower():
                 self.unread.append(f"pipeline_parallel_schedule {name}: priced as Interleaved1F1B")
         else:
-            self._say(
+            self.say(
                 "pipeline-schedule",
                 f"torch has no pipeline schedule {name}",
                 where,
@@ -354,15 +247,15 @@ class _Interpretation:
         planned = self.read.plan.get("LAYERS_PER_STAGE")
         if isinstance(planned, tuple | list) and planned and all(type(count) is int for count in planned):
             return tuple(planned)
-        listed = _module_lists(self._value("parallelism.module_fqns_per_model_part"))
+        listed = module_lists(self.value("parallelism.module_fqns_per_model_part"))
         if listed is not None:
             return tuple(sum(bool(re.fullmatch(r"layers\.\d+", str(name))) for name in part) for part in listed)
-        points = _words(self._value("parallelism.pipeline_parallel_split_points"))
+        points = words(self.value("parallelism.pipeline_parallel_split_points"))
         if points and layers is not None:
-            return _split_at(points, layers)
-        per_stage = self._value("parallelism.pipeline_parallel_layers_per_stage")
-        first = int(self._value("parallelism.pipeline_parallel_first_stage_less_layers") or 0)
-        last = int(self._value("parallelism.pipeline_parallel_last_stage_less_layers") or 0)
+            return split_at(points, layers)
+        per_stage = self.value("parallelism.pipeline_parallel_layers_per_stage")
+        first = int(self.value("parallelism.pipeline_parallel_first_stage_less_layers") or 0)
+        last = int(self.value("parallelism.pipeline_parallel_last_stage_less_layers") or 0)
         if layers is None:
             if per_stage is not None:
                 self.unread.append("parallelism.pipeline_parallel_layers_per_stage: the model's layers are not known")
@@ -370,9 +263,9 @@ class _Interpretation:
         if per_stage is None and (first, last) == (1, 1):
             return None
         count = pp * (chunks or 2) if per_stage is None else -(-(layers + first + last) // int(per_stage))
-        where = self._where("parallelism.pipeline_parallel_layers_per_stage")
+        where = self.where("parallelism.pipeline_parallel_layers_per_stage")
         if count % pp or (chunks == 1 and count != pp) or (chunks is None and count < 2 * pp):
-            self._say(
+            self.say(
                 "layer-split",
                 f"ceil((layers({layers}) + {first + last}) / layers_per_stage({per_stage})) = {count} virtual stages "
                 f"over pp({pp})",
@@ -380,7 +273,7 @@ class _Interpretation:
                 allowed="exactly pp stages with 1F1B and GPipe, else a multiple of pp from 2 * pp on",
             )
             return None
-        return _dealt(layers, count, first, last)
+        return tuple(max(held, 0) for held in dealt_layers(layers, count, first, last))
 
     # --- Batch
 
@@ -389,28 +282,28 @@ class _Interpretation:
         pieces = ("parallelism.pipeline_parallel_degree", "parallelism.pipeline_parallel_microbatch_size")
         if self.undefined.intersection(("training.local_batch_size", *pieces)):
             known = "training.global_batch_size" in self.settings
-            total = int(self._value("training.global_batch_size")) if known else 0
+            total = int(self.value("training.global_batch_size")) if known else 0
             return None, None, total if total > 0 else None
-        local = int(self._value("training.local_batch_size"))
-        piece = int(self._value("parallelism.pipeline_parallel_microbatch_size")) if pp > 1 else local
+        local = int(self.value("training.local_batch_size"))
+        piece = int(self.value("parallelism.pipeline_parallel_microbatch_size")) if pp > 1 else local
         if local % piece:
-            self._say(
+            self.say(
                 "local-batch",
                 f"local_batch_size({local}) % pipeline_parallel_microbatch_size({piece}) = {local % piece}, must be 0",
-                self._where("parallelism.pipeline_parallel_microbatch_size"),
+                self.where("parallelism.pipeline_parallel_microbatch_size"),
             )
             return piece, None, None
         if "training.global_batch_size" in self.undefined:
             return piece, None, None
-        total = int(self._value("training.global_batch_size"))
+        total = int(self.value("training.global_batch_size"))
         if total <= 0:
             return piece, local // piece, None if dp is None else local * dp
         if dp is not None and total % (local * dp):
-            self._say(
+            self.say(
                 "batch-divisible",
                 f"global_batch_size({total}) % (local_batch_size({local}) * dp({dp})) = {total % (local * dp)}, "
                 "must be 0",
-                self._where("training.global_batch_size"),
+                self.where("training.global_batch_size"),
                 allowed=f"multiples of {local * dp}",
             )
         return piece, None, total
@@ -424,7 +317,7 @@ class _Interpretation:
     # --- Precision, kernels, recomputation
 
     def _precision(self) -> Precision:
-        converters = _words(self._value("model.converters")) if self.era == "toml" else []
+        converters = words(self.value("model.converters")) if self.era == "toml" else []
         experts = [word for word in converters if "grouped_mm" in word]
         self.unread += [f"model.converters: {word} (experts in 8 bits are not priced)" for word in experts]
         narrow = (
@@ -435,22 +328,22 @@ class _Interpretation:
         recipe = next((s.value for n, s in self.settings.items() if n.endswith("float8.recipe_name")), "tensorwise")
         if narrow and self.era == "toml" and recipe != "rowwise":
             self.unread.append(f"float8 recipe {recipe}: priced like rowwise scaling, whose kernels are slower")
-        if self._value("training.dtype") == "bfloat16":
+        if self.value("training.dtype") == "bfloat16":
             self.unread.append("training.dtype = bfloat16: weights and optimizer in 16 bits are priced as fp32")
         if narrow:
             return "fp8"
-        return "fp32" if self._value("training.mixed_precision_param") == "float32" else "bf16"
+        return "fp32" if self.value("training.mixed_precision_param") == "float32" else "bf16"
 
     def _compiled(self, pp: int) -> None:
         """What the file says of the compiler, overlap and CUDA graphs, as habits that differ from a plan's."""
-        components = _words(self._value("compile.components"))
-        enabled = bool(self._value("compile.enable") or self._value("training.compile"))
+        components = words(self.value("compile.components"))
+        enabled = bool(self.value("compile.enable") or self.value("training.compile"))
         compiled = enabled and "model" in components
         if not compiled and "compile.enable" not in self.undefined:
             for name in ("fused_kernels", "activation_overhead", "kernels_per_layer"):
                 self.habits[name] = getattr(EAGER_HABITS, name)
         for name in ("compile.enable_async_tensor_parallel", "parallelism.enable_async_tensor_parallel"):
-            if self._value(name):
+            if self.value(name):
                 self._asynchronous(name, compiled)
         if self.era == "registry":
             self._graphs(pp)
@@ -459,21 +352,21 @@ class _Interpretation:
         if compiled:
             self.habits["tensor_parallel_overlap"] = True
             return
-        self._say(
+        self.say(
             "async-tensor-parallel",
             f"{name} needs the compiled model",
-            self._where(name),
+            self.where(name),
             hint="add --compile.enable, with model among --compile.components",
         )
 
     def _graphs(self, pp: int) -> None:
         """CUDA graphs are on unless a flag says no (torchtitan/trainer.py, _validate_cuda_graphs)."""
-        if self._value("training.disable_cuda_graphs") or "training.disable_cuda_graphs" in self.undefined:
+        if self.value("training.disable_cuda_graphs") or "training.disable_cuda_graphs" in self.undefined:
             return
-        ep = self._degree("expert")
+        ep = self.degree("expert")
         if pp > 1 or (ep > 1 and not self.read.graphs_with_experts):
             what = f"pipeline_parallel_degree({pp})" if pp > 1 else f"expert_parallel_degree({ep})"
-            self._say(
+            self.say(
                 "cuda-graphs",
                 f"{what} with CUDA graphs, which are on by default: torchtitan 0.3 refuses to start",
                 "training.disable_cuda_graphs",
@@ -484,10 +377,8 @@ class _Interpretation:
 
     def _recompute(self) -> Recompute | None:
         mode = self.read.plan.get("RECOMPUTE") if self.read.plan else None
-        mode = (
-            self.read.recompute or mode or (self._value("activation_checkpoint.mode") if self.era == "toml" else None)
-        )
-        option = str(self._value("activation_checkpoint.selective_ac_option", "op"))
+        mode = self.read.recompute or mode or (self.value("activation_checkpoint.mode") if self.era == "toml" else None)
+        option = str(self.value("activation_checkpoint.selective_ac_option", "op"))
         if mode is None and not self.read.base_known:
             return None
         mode = mode or "selective"
@@ -505,7 +396,7 @@ class _Interpretation:
             return Recompute(mode="selective", modules=_SELECTIVE)
         if mode == "none":
             return Recompute()
-        self._say(
+        self.say(
             "recompute-choice",
             f"there is no activation checkpointing called {mode}",
             "activation-checkpoint",
@@ -530,85 +421,5 @@ class _Interpretation:
             default = self.known[name].default if name in self.known else None
             if name.startswith(self._NOT_MODELLED) and setting.value not in (False, default, "false", "False"):
                 self.unread.append(f"{name} = {setting.value} ({setting.where})"[:200])
-        if self._value("compile.backend") != "inductor":
-            self.unread.append(f"compile.backend = {self._value('compile.backend')}")
-
-
-# --- Small parsers
-
-
-def _converted(value: Any, kind: str) -> Any:
-    """``value`` as its field wants it; None when it is of another type."""
-    if kind == "switch":
-        words = {"true": True, "false": False}
-        return value if isinstance(value, bool) else words.get(value.lower()) if isinstance(value, str) else None
-    if kind == "word":
-        return None if isinstance(value, bool) else value
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        return int(value) if re.fullmatch(r"[+-]?[0-9]{1,10}", value) else None
-    return value if isinstance(value, int) else None
-
-
-def _in_range(value: Any, kind: str) -> bool:
-    if kind == "count":
-        return bool(1 <= value < _LARGEST) or value == 0
-    return kind != "degree" or bool(-1 <= value < _LARGEST)
-
-
-def _words(value: Any) -> list[str]:
-    """A list of words, given as a list or with commas or spaces between them."""
-    if isinstance(value, list | tuple):
-        return [str(word) for word in value]
-    return [word for word in re.split(r"[,\s]+", str(value or "")) if word]
-
-
-def _module_lists(value: Any) -> list[list[Any]] | None:
-    """The value of module_fqns_per_model_part, which a flag writes as Python or JSON."""
-    if isinstance(value, str):
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-            return None
-    if isinstance(value, list | tuple) and value and all(isinstance(part, list | tuple) for part in value):
-        return [list(part) for part in value]
-    return None
-
-
-def _split_at(points: list[str], layers: int) -> tuple[int, ...] | None:
-    """Stages that begin at the modules named (0.1)."""
-    starts = [int(found[1]) for point in points if (found := re.fullmatch(r"layers\.(\d{1,5})", point))]
-    bounds = [0, *starts, layers]
-    counts = tuple(after - before for before, after in pairwise(bounds))
-    return counts if len(starts) == len(points) and min(counts) >= 0 else None
-
-
-def _dealt(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
-    """Even shares of layers, embedding and head, the ends holding fewer layers (torchtitan 0.3,
-    distributed/pipeline_parallel.py, _generate_llm_fqn_per_model_part)."""
-    each, extra = divmod(layers + first + last, stages)
-    counts = [each + (stage < extra) for stage in range(stages)]
-    counts[0] -= first
-    counts[-1] -= last
-    return tuple(max(count, 0) for count in counts)
-
-
-def _planned(values: dict[str, Any]) -> ModelSpec:
-    names = {"layers", "hidden", "ffn", "heads", "vocab", "tied", "max_seq", "mtp_layers"}
-    fields: dict[str, Any] = {name: values[name] for name in names if name in values}
-    if "kv_lora" in values:
-        latent = {name: values[name] for name in ("q_lora", "kv_lora", "qk_nope", "qk_rope", "v_head")}
-        fields |= {
-            "attention": "mla",
-            "mla": MlaSpec(**latent),
-            "kv_heads": values["heads"],
-            "head_dim": values["qk_nope"] + values["qk_rope"],
-        }
-    else:
-        fields |= {"kv_heads": values["kv_heads"], "head_dim": values["head_dim"]}
-        fields["qk_norm"] = "per_head" if values["qk_norm"] else "none"
-    if "experts" in values:
-        mixture = ("experts", "top_k", "expert_ffn", "shared_ffn", "dense_first", "every", "offset", "expert_bias")
-        fields["moe"] = MoeSpec(**{name: values[name] for name in mixture})
-    return ModelSpec(name="plan_config", **fields)
+        if self.value("compile.backend") != "inductor":
+            self.unread.append(f"compile.backend = {self.value('compile.backend')}")

@@ -14,6 +14,7 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.reading.configuration import Files
+from planner.reading.texts.python_module import literal, literals, parse_python
 from planner.reading.texts.shell import Launch, Word, entry_scripts, launches, read_script
 from planner.reading.torchtitan.fields import FIELDS, STOCK, Era
 from planner.specs.finding import Finding
@@ -257,17 +258,8 @@ def _python_file(module: str, files: Files) -> str | None:
 
 def _with_python(gathered: Gathered, name: str, text: str, config: str) -> None:
     """Literals of a registry module; nothing is run."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
-        line = getattr(problem, "lineno", None)
-        raise InputError(
-            "the registry module is no Python",
-            where=f"{name}:{line}" if line else name,
-            got=str(problem)[:80],
-            allowed="a module with a function for --config",
-        ) from problem
-    constants = dict(_constants(tree))
+    tree = parse_python(name, text)
+    constants = literals(tree)
     if {"MODEL", "RECOMPUTE", "LAYERS_PER_STAGE"} <= set(constants):
         gathered.plan = constants
         # The function switches the compiler on.
@@ -289,24 +281,6 @@ def _with_python(gathered: Gathered, name: str, text: str, config: str) -> None:
     _with_function(gathered, name, function)
 
 
-def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Names that a module sets to literals."""
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-        if isinstance(node, ast.Assign) and isinstance(target, ast.Name):
-            value = _literal(node.value)
-            if value is not None:
-                yield target.id, value[0]
-
-
-def _literal(node: ast.expr) -> tuple[Any] | None:
-    """The value of a literal, in a tuple of one; None for anything else."""
-    try:
-        return (ast.literal_eval(node),)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
-
-
 _SECTION_CLASSES = {"TrainingConfig": "training", "ParallelismConfig": "parallelism", "CompileConfig": "compile"}
 
 
@@ -317,7 +291,7 @@ def _with_function(gathered: Gathered, name: str, function: ast.FunctionDef) -> 
         if isinstance(node, ast.Call):
             _with_call(gathered, node, where)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-            path, value = ast.unparse(node.targets[0]), _literal(node.value)
+            path, value = ast.unparse(node.targets[0]), literal(node.value)
             found = re.fullmatch(r"\w+\.((?:training|parallelism|compile)\.\w+)", path)
             if found and value is not None:
                 gathered.settings[found[1]] = Setting(value[0], where)
@@ -328,7 +302,7 @@ def _with_call(gathered: Gathered, call: ast.Call, where: str) -> None:
     section = _SECTION_CLASSES.get(called.rpartition(".")[2])
     if section is not None:
         for keyword in call.keywords:
-            value = _literal(keyword.value)
+            value = literal(keyword.value)
             key = f"{section}.{keyword.arg}"
             if value is None:
                 gathered.unread.append(f"{key} ({where}): not a literal")
@@ -338,7 +312,7 @@ def _with_call(gathered: Gathered, call: ast.Call, where: str) -> None:
         names = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory-budget"}
         gathered.recompute = names[called.partition(".")[0]]
     elif called.endswith("model_registry") and call.args:
-        flavor = _literal(call.args[0])
+        flavor = literal(call.args[0])
         gathered.flavor = str(flavor[0]) if flavor else None
     elif called.endswith(("Float8LinearConverter.Config", "MXFP8LinearConverter.Config")):
         gathered.fp8 = True

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from planner.reading.texts.shell.script import Command, Script
-from planner.reading.texts.shell.words import Word
+from planner.reading.texts.shell.script import Script
+from planner.reading.texts.shell.words import Command, Word
 
 
 @dataclass(frozen=True)

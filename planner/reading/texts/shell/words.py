@@ -1,10 +1,11 @@
-"""Words of a script and what is not known of them: the mark of a variable without a value, inside of texts.
+"""Words and commands of a script, and what is not known of them: the mark of a variable without a value.
 
 Marks are private-use characters, so that a name's spaces, quotes and bars mean nothing to the shell."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -25,6 +26,15 @@ class Word:
     """``file:line`` of the place that wrote it."""
     unset: tuple[str, ...] = ()
     """Variables (or ``$(...)``) whose value is not known."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command as it would be started."""
+
+    words: tuple[Word, ...]
+    environment: Mapping[str, str]
+    """Exported variables and those written before the command; ``$NAME`` stands for what is not known."""
 
 
 def shown(text: str) -> str:
