@@ -334,7 +334,11 @@ def _cluster(asked: CheckRequest, found: Checked) -> Cluster | None:
         if gpus is not None:
             given = replace(given, gpus=gpus)
             found.assumptions.append(Assumption(field="cluster.gpus", value=gpus, why="stated in the file"))
-    if given.gpus_per_node is None and read.gpus_per_node is not None:
+    if (
+        given.gpus_per_node is None
+        and read.gpus_per_node is not None
+        and not _part_of_a_node(given, read.gpus_per_node)
+    ):
         given = replace(given, gpus_per_node=read.gpus_per_node)
     if given.gpus is None and given.nodes is None and given.file is None:
         found.warnings.append("not priced: the file does not say on how many GPUs it runs; give --gpus")
@@ -342,6 +346,14 @@ def _cluster(asked: CheckRequest, found: Checked) -> Cluster | None:
     resolved = resolve_cluster(given)
     found.assumptions += resolved.assumptions
     return resolved.cluster
+
+
+def _part_of_a_node(given: ClusterInput, started: int) -> bool:
+    """Whether one node of these machines holds the job, as ``suggest`` takes it: how many processes its launcher starts
+    there says nothing of the node's size, network and memory."""
+    if given.gpus is None or given.gpus > started:
+        return False
+    return given.gpus <= resolve_cluster(replace(given, gpus=1, nodes=None)).cluster.gpus_per_node
 
 
 def _job(asked: CheckRequest, found: Checked, model: ModelSpec, cluster: Cluster) -> Job | None:

@@ -232,3 +232,15 @@ def test_a_step_in_bf16_is_priced_for_what_trains_in_fp32(tmp_path: Path) -> Non
     report = checked(tmp_path, advise=True, ds_config__json=json.dumps(config))
     told = {change.change: change.settings for change in report.improvements}
     assert "bf16.enabled: true" in told["precision bf16 instead of fp32",]
+
+
+@pytest.mark.parametrize(("nodes", "each", "size"), [(1, 4, 8), (2, 4, 4), (4, 2, 2), (1, 16, 16)])
+def test_processes_of_one_node_are_not_its_size(tmp_path: Path, nodes: int, each: int, size: int) -> None:
+    """A job inside one node is priced on the reference's whole node, as ``suggest`` prices it: the same host memory."""
+    model = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --swiglu --vocab-size 32000"
+    script = f"torchrun --nnodes {nodes} --nproc_per_node {each} pretrain_gpt.py {model} --bf16 --micro-batch-size 1"
+    (tmp_path / "pretrain.sh").write_text(script + " --global-batch-size 64", encoding="utf-8")
+    report = check(CheckRequest(paths=(tmp_path / "pretrain.sh",), cluster=ClusterInput(gpu="h200"), advise=False))
+    assert report.request is not None
+    assert report.request.cluster.gpus == nodes * each
+    assert report.request.cluster.gpus_per_node == size
