@@ -30,6 +30,7 @@ from planner.specs.finding import Finding, Severity
 from planner.specs.job import Loss, Precision
 from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 from planner.specs.strategy import Offload, Recompute, Schedule
+from planner.units import counted
 
 _SINGLE = {"1f1b": "1f1b", "gpipe": "gpipe"}
 _LOOPED = {"interleaved1f1b": "interleaved", "loopedbfs": None, "interleavedzerobubble": None}
@@ -293,7 +294,7 @@ class _Interpretation:
         if gpus % product:
             self._say(
                 "world-size",
-                f"dp_replicate({replicate}) * cp * tp * pp = {product} does not divide the {gpus} GPUs",
+                f"dp_replicate({replicate}) * cp * tp * pp = {product} does not divide the {counted(gpus, 'GPU')}",
                 where,
                 allowed=f"a product that divides {gpus}",
             )
