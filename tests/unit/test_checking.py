@@ -244,3 +244,36 @@ def test_processes_of_one_node_are_not_its_size(tmp_path: Path, nodes: int, each
     assert report.request is not None
     assert report.request.cluster.gpus == nodes * each
     assert report.request.cluster.gpus_per_node == size
+
+
+GPT = "--hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000"
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        # megatron/training/arguments.py, validate_args: assert not args.bf16, under if args.fp16.
+        ("--num-layers 32 --bf16 --fp16 --micro-batch-size 1 --global-batch-size 64", ["two-formats"]),
+        # The same: required_args.
+        ("--bf16 --micro-batch-size 1 --global-batch-size 64", ["argument-missing"]),
+        ("--num-layers 32 --bf16 --micro-batch-size 5 --global-batch-size 64", ["batch-divisible"]),
+        ("--num-layers 32 --bf16 --tensor-model-parallel-size 3 --micro-batch-size 1", ["world-size"]),
+        ("--num-layers 32 --bf16 --micro-batch-size 1 --global-batch-size 64", []),
+    ],
+)
+def test_one_mistake_of_a_script_is_one_error(tmp_path: Path, flags: str, found: list[str]) -> None:
+    """What Megatron-LM refuses is refused, and once."""
+    script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} {flags}"
+    wrong = errors(checked(tmp_path, model=None, pretrain__sh=script))
+    assert [each for each in wrong if each != "gpu-memory"] == found
+
+
+def test_gpus_that_fill_no_nodes_are_a_finding_of_the_file(tmp_path: Path) -> None:
+    """Degrees of nine ranks, six of which are started: the file is wrong, not an option; and --gpus 8 is eight GPUs of
+    one node, whatever was started on it before."""
+    script = f"torchrun --nproc_per_node 6 pretrain_gpt.py --num-layers 32 {GPT} --bf16 --micro-batch-size 1"
+    (tmp_path / "pretrain.sh").write_text(script + " --global-batch-size 48", encoding="utf-8")
+    asked = CheckRequest(paths=(tmp_path / "pretrain.sh",), cluster=ClusterInput(gpu="h200", gpus=8), advise=False)
+    report = check(asked)
+    assert report.request is not None
+    assert (report.request.cluster.gpus, report.request.cluster.gpus_per_node) == (8, 8)
