@@ -206,6 +206,9 @@ class Habits:
     accumulates_unsharded: bool = False
     """Between the micro-batches of a step the gradients of all parameters wait unsharded (no_sync with sharded states),
     instead of being reduced layer by layer."""
+    accumulates_in_fp32: bool | None = None
+    """Gradients of 16-bit weights are summed in fp32 rather than in the format of the weights, where that is a choice
+    (DeepSpeed); None: as plans have it, in fp32 for bf16 only."""
     offloaded_parameter_bytes: float = 2.0
     """Bytes per parameter that cross the host link when offloaded weights are gathered."""
     overlapped_stages: tuple[int, ...] = (0, 1, 2, 3)

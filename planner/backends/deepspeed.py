@@ -184,12 +184,13 @@ class DeepSpeed(Backend):
             return np.where(np.isin(batch.zero_stage, (1, 2)), 12.0, 8.0)
         return np.full(len(batch), 12.0)
 
-    @staticmethod
-    def _gradient_bytes(job: Job, batch: StrategyBatch, degree: FloatArray) -> FloatArray:
-        """Stage 1: .grad plus fp32 accumulation, both whole (fp16 and fp32 jobs: an fp32 partition for the step
-        instead)."""
+    def _gradient_bytes(self, job: Job, batch: StrategyBatch, degree: FloatArray) -> FloatArray:
+        """Stage 1: .grad plus fp32 accumulation, both whole (bf16_optimizer.py); where they accumulate in the format of
+        the weights, an fp32 partition for the step instead (zero/stage_1_and_2.py, step)."""
         stage, weight = batch.zero_stage, job.compute_bytes
-        accumulated = weight + 4.0 if job.precision == "bf16" else weight + 4.0 / degree
+        fp32 = self.habits.accumulates_in_fp32
+        apart = job.precision != "fp32" and (job.precision == "bf16" if fp32 is None else fp32)
+        accumulated = weight + 4.0 if apart else weight + 4.0 / degree
         later = np.where(stage == 2, (weight + 4.0) / degree, 4.0 / degree)
         return np.asarray(np.where(stage == 0, weight, np.where(stage == 1, accumulated, later)), dtype=np.float64)
 

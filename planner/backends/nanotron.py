@@ -14,7 +14,7 @@ import numpy as np
 from planner.backends.base import EVERYTHING, NONE, BufferContext, OffloadChoice, RecomputeKind, StateBytes, StateFormat
 from planner.backends.deepspeed import EAGER_LOSS_BYTES
 from planner.backends.megatron import Megatron
-from planner.backends.nanotron_rules import RULES
+from planner.backends.nanotron_rules import RULES, layers_by_cost
 from planner.specs.batch import BoolArray, FloatArray, IntArray, StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.job import Job
@@ -32,24 +32,6 @@ OPTIMIZER_BYTES = 12.0
 
 FULL = RecomputeKind("full", "full", (), EVERYTHING, repeats=frozenset({"layer"}), regathers=True)
 """recompute_layer: every layer or none."""
-
-
-def layers_by_cost(model: ModelSpec, pp: int, *, tie_closes: bool = False) -> tuple[int, ...]:
-    """Layers of each stage as nanotron hands out blocks: by the weights they multiply with, the head included.
-
-    A stage is closed by the block with which the running cost exceeds its share (nanotron/models/base.py, build_model;
-    costs from get_block_compute_costs of the models), or reaches it where ``tie_closes``.  The last stages can be left
-    without layers: with the head alone, or with nothing at all, which DistributedDataParallel refuses.
-    """
-    layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.ffn * model.hidden
-    total = model.layers * layer + model.vocab * model.hidden
-    counts, stage = [0] * pp, 0
-    for index in range(model.layers):
-        counts[stage] += 1
-        cost, share = (index + 1) * layer * pp, total * (stage + 1)
-        if stage < pp - 1 and (cost > share or (tie_closes and cost == share)):
-            stage += 1
-    return tuple(counts)
 
 
 class Nanotron(Megatron):

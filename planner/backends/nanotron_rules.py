@@ -245,6 +245,47 @@ NO_OFFLOAD = predicate(
     source="nanotron/optim",
 )
 
+
+def layers_by_cost(model: ModelSpec, pp: int, *, tie_closes: bool = False) -> tuple[int, ...]:
+    """Layers of each stage as nanotron hands out blocks: by the weights they multiply with, the head included.
+
+    A stage is closed by the block with which the running cost exceeds its share (nanotron/models/base.py, build_model;
+    costs from get_block_compute_costs of the models), or reaches it where ``tie_closes``.  The last stages can be left
+    without layers: with the head alone, or with nothing at all, which DistributedDataParallel refuses.
+    """
+    layer = 4 * model.heads * model.head_dim * model.hidden + 3 * model.ffn * model.hidden
+    total = model.layers * layer + model.vocab * model.hidden
+    counts, stage = [0] * pp, 0
+    for index in range(model.layers):
+        counts[stage] += 1
+        cost, share = (index + 1) * layer * pp, total * (stage + 1)
+        if stage < pp - 1 and (cost > share or (tie_closes and cost == share)):
+            stage += 1
+    return tuple(counts)
+
+
+def _follows_own_split(context: RuleContext) -> BoolArray:
+    batch = context.batch
+    held = (batch.pp == 1) | (batch.vpp > 1)
+    for pp in np.unique(batch.pp[~held]):
+        own = np.zeros(max(batch.stage_layers.shape[1], int(pp)), dtype=np.int64)
+        own[:pp] = layers_by_cost(context.model, int(pp))
+        width = batch.stage_layers.shape[1]
+        held |= (batch.pp == pp) & (batch.stage_layers == own[:width]).all(axis=1) & ~own[width:].any()
+    return np.asarray(held, dtype=np.bool_)
+
+
+PIPELINE_LAYOUT = predicate(
+    "pipeline-layout",
+    _follows_own_split,
+    lambda c, i: (
+        f"layers_per_stage = {[int(n) for n in c.batch.stage_layers[i] if n]}, "
+        f"must be {list(layers_by_cost(c.model, int(c.batch.pp[i])))}"
+    ),
+    reason="Blocks are handed to the stages by their cost, the head included; no setting says otherwise.",
+    source="nanotron/models/base.py (build_model)",
+)
+
 RULES: tuple[Rule, ...] = (
     gpu_vendor("nanotron"),
     MODEL_CLASS,
@@ -259,6 +300,7 @@ RULES: tuple[Rule, ...] = (
     ),
     zero_stages((0, 1), "Optimizer states are sharded or not; any stage above 1 is silently 1.", "nanotron/helpers.py"),
     NO_CHUNKS,
+    PIPELINE_LAYOUT,
     NO_EXPERTS,
     NO_SECONDARY_SHARD,
     NO_OFFLOAD,

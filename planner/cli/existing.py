@@ -190,13 +190,14 @@ def render(
     files = service.render_document(done.document, launcher=launcher)
     written = service.write_document(files, out, force=force) if out is not None else []
     if as_json:
-        problems.print_json({"files": files, "written": [str(path) for path in written], "lost": list(done.lost)})
+        told = {"lost": list(done.lost), "warnings": list(done.short)}
+        problems.print_json({"files": files, "written": [str(path) for path in written], **told})
         return
     if out is None:
         output.print_files(files)
-        output.print_lost(done.lost, beside=True)
+        output.print_lost(done.lost, done.short, beside=True)
         return
-    output.print_lost(done.lost)
+    output.print_lost(done.lost, done.short)
     output.print_written(written, done.document.request.cluster.nodes)
 
 

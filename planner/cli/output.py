@@ -266,9 +266,11 @@ def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> 
     console.print(Text(f"\nNext: {command}", style="cyan"))
 
 
-def print_lost(lost: Sequence[str], *, beside: bool = False) -> None:
-    """What another framework's files do not say; ``beside`` the result, not in it."""
-    notes(stderr() if beside else stdout(), "Not carried over, or otherwise there", lost, style="yellow")
+def print_lost(lost: Sequence[str], short: Sequence[str], *, beside: bool = False) -> None:
+    """What another framework's files do not say, and what does not fit; ``beside`` the result, not in it."""
+    console = stderr() if beside else stdout()
+    notes(console, "Not carried over, or otherwise there", lost, style="yellow")
+    notes(console, "The plan does not fit, or too closely to rely on", short, style="yellow")
 
 
 def print_written(written: Sequence[Path], nodes: int) -> None:

@@ -108,7 +108,7 @@ def read(text: str, where: str = TITLE) -> Inventory:
         )
     if without:
         findings.append(
-            note("node-without-gpus", f"{len(without)} nodes without GPUs are left out", where=listed(without))
+            note("node-without-gpus", f"left out: {counted(len(without), 'node')} without GPUs", where=listed(without))
         )
     findings.append(
         note(

@@ -49,7 +49,7 @@ def read(text: str, where: str = TITLE) -> Inventory:
         findings.append(
             note(
                 "node-count-differs",
-                f"{nodes} nodes have GPUs, {addresses} addresses are listed (nodes without, or a cut list)",
+                f"nodes with GPUs: {nodes}, addresses that are listed: {addresses} (nodes without, or a cut list)",
             )
         )
     domains = [name for name in resources if name.startswith("nvlink_domain")]

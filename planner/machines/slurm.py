@@ -16,6 +16,7 @@ from planner.machines.slurm_nodes import LEAST_MEMORY_MIB, about_holes, about_od
 from planner.machines.text import clean, note, warning, whole
 from planner.specs.finding import Finding
 from planner.specs.problems import shown
+from planner.units import counted
 
 JOB_TITLE = "variables of a Slurm job"
 LIST_TITLE = "Slurm host list"
@@ -75,7 +76,9 @@ def _from_list(text: str, where: str) -> Inventory:
     names = tuple(dict.fromkeys(hosts))
     findings = [*about_holes(names)]
     if len(names) < len(hosts):
-        findings.append(warning("host-repeated", f"{len(hosts) - len(names)} hosts are named twice and count once"))
+        findings.append(
+            warning("host-repeated", f"named twice, counted once: {counted(len(hosts) - len(names), 'host')}")
+        )
     return Inventory(source=LIST_TITLE, nodes=tuple(Node(name=name) for name in names), findings=tuple(findings))
 
 
@@ -103,7 +106,9 @@ def from_environment(variables: Mapping[str, str], where: str = JOB_TITLE) -> In
     findings = [*about_holes(names), *_about_job(job, len(names) or stated, names)]
     if names and stated is not None and stated != len(names):
         findings.append(
-            warning("node-count-differs", f"the list names {len(names)} nodes, SLURM_JOB_NUM_NODES says {stated}")
+            warning(
+                "node-count-differs", f"the list names {counted(len(names), 'node')}, SLURM_JOB_NUM_NODES says {stated}"
+            )
         )
     product, per_node, more = _gpus(job, len(names) or stated)
     memory = _memory(job, per_node)

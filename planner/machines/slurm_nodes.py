@@ -16,6 +16,7 @@ from planner.machines.inventory import Inventory, Node
 from planner.machines.text import listed, note, warning, whole
 from planner.specs.finding import Finding
 from planner.specs.problems import shown
+from planner.units import counted
 
 NODES_TITLE = "scontrol show node"
 TABLE_TITLE = "sinfo"
@@ -175,7 +176,11 @@ def _inventory(source: str, blocks: Iterable[tuple[Mapping[str, str], str]], whe
         )
     if without:
         findings.append(
-            note("node-without-gpus", f"{len(without)} nodes without whole GPUs are left out", where=listed(without))
+            note(
+                "node-without-gpus",
+                f"left out: {counted(len(without), 'node')} without whole GPUs",
+                where=listed(without),
+            )
         )
     findings += about_holes(tuple(node.name for node in nodes), known=without)
     usable = sum(node.usable for node in nodes)

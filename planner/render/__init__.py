@@ -34,6 +34,7 @@ from planner.render.readme import readme
 from planner.render.settings import Setting, settings
 from planner.render.text import checked_hosts
 from planner.specs.plan import Plan, PlanDocument
+from planner.units import counted
 
 __all__ = ["RENDERED_BACKENDS", "START_COMMANDS", "Setting", "plan_settings", "render_plan", "write_files"]
 
@@ -85,7 +86,8 @@ def render_plan(
     if plan.strategy.gpus != cluster.gpus:
         s = plan.strategy
         raise InputError(
-            f"tp({s.tp}) * cp({s.cp}) * pp({s.pp}) * dp({s.dp}) = {s.gpus}, but the cluster has {cluster.gpus} GPUs",
+            f"tp({s.tp}) * cp({s.cp}) * pp({s.pp}) * dp({s.dp}) = {s.gpus}, "
+            f"but the cluster has {counted(cluster.gpus, 'GPU')}",
             where="plan.strategy",
         )
     names = checked_hosts(hosts, cluster.nodes)

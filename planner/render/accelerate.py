@@ -24,6 +24,7 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Plan, PlanDocument
 from planner.specs.strategy import Strategy
+from planner.units import counted
 
 CONFIG, ARGUMENTS, SETUP, DEEPSPEED = (
     "accelerate_config.yaml",
@@ -105,7 +106,7 @@ def _files(
     model = document.request.model
     title = one_line(model.name)
     return {
-        CONFIG: f"# {title} on {strategy.gpus} GPUs.\n" + yaml.safe_dump(config, sort_keys=False),
+        CONFIG: f"# {title} on {counted(strategy.gpus, 'GPU')}.\n" + yaml.safe_dump(config, sort_keys=False),
         ARGUMENTS: json.dumps(arguments, indent=2) + "\n",
         SETUP: fill(
             "accelerate/plan_setup.py.j2",
@@ -302,7 +303,9 @@ def _batch_note(strategy: Strategy) -> tuple[str, ...]:
     """How the Trainer counts a step (transformers/trainer.py, get_total_train_batch_size)."""
     sharing = strategy.tp * strategy.cp
     ranks = (
-        f"{strategy.gpus} processes / {sharing} that share a sequence" if sharing > 1 else f"{strategy.dp} processes"
+        f"{strategy.gpus} processes / {sharing} that share a sequence"
+        if sharing > 1
+        else f"{strategy.dp} process{'es' if strategy.dp > 1 else ''}"
     )
     return (
         f"Batch of a step: per_device_train_batch_size({strategy.micro_batch}) * gradient_accumulation_steps"

@@ -100,7 +100,11 @@ def strategy_rows(s: Strategy) -> list[tuple[str, str]]:
         ("pipeline stages", _pipeline(s)),
         ("expert parallel", f"{s.ep} (tensor parallel inside an expert: {s.etp})"),
         ("data parallel", f"{s.dp}"),
-        ("ZeRO stage", f"{s.zero_stage}, sharded over {s.shard_degree} GPUs"),
+        (
+            "ZeRO stage",
+            f"{s.zero_stage}, "
+            + (f"sharded over {s.shard_degree} GPUs" if s.shard_degree > 1 else "nothing is sharded"),
+        ),
         ("micro-batch", f"{s.micro_batch} x {s.seq_len} tokens, {s.grad_accum} a step and replica"),
         ("global batch", f"{s.global_batch} sequences = {count(s.global_batch * s.seq_len)} tokens"),
         ("precision", s.precision),

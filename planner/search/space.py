@@ -22,6 +22,7 @@ from planner.search.outcome import Pin
 from planner.search.pins import keep_pinned, read_pins, refused
 from planner.search.savers import Savers
 from planner.specs.batch import EVERY_LAYER, SCHEDULES, BoolArray, IntArray, StrategyBatch
+from planner.units import counted
 
 MAX_TP = 64
 """Largest tensor-parallel degree tried without a pin; wider groups leave every known fast-link domain but one."""
@@ -173,11 +174,11 @@ class _Enumeration:
         names = [name for name in ("tp", "cp", "pp", "dp") if name in self.pins]
         for name in names:
             if self.pins[name] not in whole:
-                return refused(self.pins, name, f"it must divide the {self.cluster.gpus} GPUs", whole)
+                return refused(self.pins, name, f"it must divide the {counted(self.cluster.gpus, 'GPU')}", whole)
         product = " * ".join(f"{name}({self.pins[name]})" for name in names)
         value = int(np.prod([int(self.pins[name]) for name in names]))
         return InputError(
-            f"{product} = {value}, but the cluster has {self.cluster.gpus} GPUs",
+            f"{product} = {value}, but the cluster has {counted(self.cluster.gpus, 'GPU')}",
             where="pins",
             got=", ".join(f"{name}={self.pins[name]}" for name in names),
             allowed="degrees whose product with the others is the number of GPUs",

@@ -41,13 +41,17 @@ FREED: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def improvements(context: CostContext, strategy: Strategy, current: Estimate | None) -> tuple[Improvement, ...]:
-    """Single changes of the strategy that make the step faster (or, where it does not fit, make it fit), and settings
-    that would; the best first."""
+    """Single changes of the strategy that make the step faster (or, where it does not fit, make it fit), 16-bit
+    arithmetic where the configuration has none, and settings that would; the best first."""
     pins = _pins(context, strategy)
     found: dict[str, Improvement] = {}
-    for freed, opened in FREED:
+    tries = [(context, freed, opened) for freed, opened in FREED]
+    if context.job.precision == "fp32" and context.cluster.accelerator.peak.bf16 is not None:
+        job = context.job.model_copy(update={"precision": "bf16"})
+        tries.append((replace(context, job=job), "precision", ()))
+    for asked, freed, opened in tries:
         kept = {name: value for name, value in pins.items() if name not in opened}
-        plan = _best(_settled(context, strategy, freed), kept)
+        plan = _best(_settled(asked, strategy, freed), kept)
         if plan is None or not _better(plan.estimate, current):
             continue
         change = tuple(differences(strategy, plan.strategy))

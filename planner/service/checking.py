@@ -240,20 +240,25 @@ def _of_no_consequence(finding: Finding, batch: StrategyBatch) -> Finding:
     return replace(finding, severity="note") if alone and finding.id == "distributed-optimizer-off" else finding
 
 
+SAME_MISTAKE = {"batch-algebra": ("batch-mismatch", "batch-divisible"), "world-size": ("world-size",)}
+"""Finding of the completion -> what readers call the same, from the file alone."""
+
+
 def _joined(read: Sequence[Finding], completed: Sequence[Finding]) -> list[Finding]:
-    """Findings of the file and of its completion; where both say that the batch does not divide, the one that knows the
-    replicas, at the file's place."""
-    known = {finding.id: finding for finding in read}
-    file_only = known.get("batch-mismatch")
-    if file_only is None or not any(finding.id == "batch-algebra" for finding in completed):
-        return [*read, *completed]
-    placed = [
-        replace(each, where=file_only.where, hint=f"{file_only.hint}; or {each.hint}")
-        if each.id == "batch-algebra"
-        else each
-        for each in completed
-    ]
-    return [*(each for each in read if each is not file_only), *placed]
+    """Findings of the file and of its completion; where both say one thing, it is said once: at the file's place, with
+    the way out of the one that knows the replicas."""
+    kept, rest = list(read), []
+    for each in completed:
+        same = next((known for known in kept if known.id in SAME_MISTAKE.get(each.id, ())), None)
+        if same is None:
+            rest.append(each)
+        elif same.id == "batch-mismatch":
+            kept.remove(same)
+            rest.append(replace(each, where=same.where, hint=f"{same.hint}; or {each.hint}"))
+        else:
+            whole = replace(same, allowed=same.allowed or each.allowed, hint=same.hint or each.hint)
+            kept[kept.index(same)] = whole
+    return [*kept, *rest]
 
 
 def _price(found: Checked, context: CostContext, completed: Completed, limits: set[Limit]) -> None:
@@ -333,14 +338,31 @@ def _cluster(asked: CheckRequest, found: Checked) -> Cluster | None:
         if gpus is not None:
             given = replace(given, gpus=gpus)
             found.assumptions.append(Assumption(field="cluster.gpus", value=gpus, why="stated in the file"))
-    if given.gpus_per_node is None and read.gpus_per_node is not None:
+    if given.gpus_per_node is None and read.gpus_per_node is not None and _is_node(read.gpus_per_node, given):
         given = replace(given, gpus_per_node=read.gpus_per_node)
     if given.gpus is None and given.nodes is None and given.file is None:
         found.warnings.append("not priced: the file does not say on how many GPUs it runs; give --gpus")
         return None
-    resolved = resolve_cluster(given)
+    try:
+        resolved = resolve_cluster(given)
+    except InputError as problem:
+        if given.gpus is None or given.gpus == asked.cluster.gpus:
+            raise
+        # The options are fine: what the file says of its GPUs is told with everything else that it says.
+        found.warnings.append(f"not priced: by the file, {problem.message}; {problem.hint}")
+        return None
     found.assumptions += resolved.assumptions
     return resolved.cluster
+
+
+def _is_node(started: int, given: ClusterInput) -> bool:
+    """Whether the processes that a launcher starts on a node are all GPUs of that node: not where the job fills no such
+    nodes, and not where one node holds the job, as ``suggest`` takes it."""
+    if given.gpus is None:
+        return True
+    if given.gpus > started:
+        return given.gpus % started == 0
+    return given.gpus > resolve_cluster(replace(given, gpus=1, nodes=None)).cluster.gpus_per_node
 
 
 def _job(asked: CheckRequest, found: Checked, model: ModelSpec, cluster: Cluster) -> Job | None:

@@ -20,6 +20,7 @@ from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption
 from planner.specs.strategy import Recompute
+from planner.units import counted
 
 
 @dataclass
@@ -73,7 +74,7 @@ def _replica_hint(total: int, micro: int, dp: int) -> str:
     fewer = [n for n in range(1, dp + 1) if total % (micro * n) == 0]
     if not fewer:
         return f"micro_batch({micro}) does not divide the global batch: change one of them"
-    kept = f"global_batch({total}) goes with {fewer[-1]} replicas"
+    kept = f"global_batch({total}) goes with {counted(fewer[-1], 'replica')}"
     accumulation = total // (micro * fewer[-1])
     return f"change one of them; {kept} of micro_batch({micro}) and grad_accum({accumulation})"
 
@@ -112,14 +113,14 @@ class _Completion:
         if dp is None:
             self._say(
                 "world-size",
-                f"{degrees} = {s.model_ranks} does not divide the {gpus} GPUs",
+                f"{degrees} = {s.model_ranks} does not divide the {counted(gpus, 'GPU')}",
                 allowed=f"a product that divides {gpus}",
                 hint="change a degree or the number of processes",
             )
         elif s.dp is not None and s.dp != dp:
             self._say(
                 "world-size",
-                f"{degrees} * dp({s.dp}) = {gpus // dp * s.dp}, but there are {gpus} GPUs",
+                f"{degrees} * dp({s.dp}) = {gpus // dp * s.dp}, but the job has {counted(gpus, 'GPU')}",
                 allowed=f"dp({dp})",
                 hint=f"set the data-parallel size to {dp}, or start {gpus // dp * s.dp} processes",
             )

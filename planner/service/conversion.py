@@ -22,6 +22,7 @@ from planner.service.advice import differences
 from planner.service.checking import CheckRequest, examine
 from planner.service.configurations import no_configuration
 from planner.service.document import make_document
+from planner.service.fit import sentences
 from planner.service.inputs import one_of
 from planner.service.profiles import context_of
 from planner.specs.batch import EVERY_LAYER, StrategyBatch
@@ -38,6 +39,12 @@ class Converted:
     document: PlanDocument
     lost: tuple[str, ...]
     """What the target does not say or does otherwise."""
+
+    @property
+    def short(self) -> tuple[str, ...]:
+        """What the machines have too little of for it; none where it fits."""
+        request, best = self.document.request, self.document.best
+        return sentences(context_of(request, best.backend), best)
 
 
 def target_name(target: str, source: str) -> str:
@@ -169,21 +176,34 @@ def _carried(context: CostContext, strategy: Strategy, source: str) -> tuple[Str
 
 
 def _batch(context: CostContext, strategy: Strategy) -> tuple[StrategyBatch | None, list[str]]:
-    """The strategy with the target's recompute kinds: the same modules, or what it calls the same mode; None where it
-    has no such mode."""
+    """The strategy with the target's recompute kinds and stages: the same modules, or what it calls the same mode; None
+    where it has no such mode or split."""
     kind, changed = _recompute_kind(context, strategy.recompute)
     if kind is None:
         return None, []
-    plain = strategy.model_copy(update={"recompute": Recompute()})
-    batch = from_strategy(plain, (NONE,))
+    layers = _own_layout(context, strategy)
+    if layers is None:
+        return None, []
+    batch = from_strategy(strategy.model_copy(update={"recompute": Recompute(), "layers_per_stage": layers}), (NONE,))
     counts = strategy.recompute.layers_per_stage
     index = context.recompute_kinds.index(kind)
     most = 0 if kind.mode == "none" else EVERY_LAYER if counts is None else max(counts)
-    lost = [] if not changed else [changed]
+    lost = [changed] if changed else []
+    if layers != strategy.layers_per_stage:
+        own, given = (",".join(map(str, each)) for each in (layers, strategy.layers_per_stage))
+        lost.append(f"layers of the stages: {own}, as it splits them itself, instead of {given}")
     if counts is not None and not kind.layer_count:
         most = EVERY_LAYER
         lost.append(f"recomputation of {max(counts)} layers a stage becomes that of all layers")
     return batch.with_values(recompute_kind=np.array([index]), recompute_layers=np.array([most])), lost
+
+
+def _own_layout(context: CostContext, s: Strategy) -> tuple[int, ...] | None:
+    """The layers of the stages as the target has them: as they are where a setting says so, else as it splits them
+    itself; None where it cannot."""
+    if s.pp == 1 or context.backend.layouts(context.model, s.pp, s.vpp) == "free":
+        return s.layers_per_stage
+    return context.backend.default_layout(context.model, s.pp, s.vpp)
 
 
 def _recompute_kind(context: CostContext, wanted: Recompute) -> tuple[RecomputeKind | None, str]:

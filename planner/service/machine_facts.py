@@ -17,7 +17,7 @@ from planner.service.clusters import ClusterFile
 from planner.service.machine_links import put_domain
 from planner.service.machine_values import Facts
 from planner.specs.cluster import Accelerator, System
-from planner.units import BITS_PER_BYTE, GB, GIB, MIB
+from planner.units import BITS_PER_BYTE, GB, GIB, MIB, counted
 
 INSTANCES = {
     "p4d.24xlarge": "aws-p4d",
@@ -280,7 +280,7 @@ def _network(inventory: Inventory, size: Size, system: System, facts: Facts) -> 
     whole = facts.values.get("gpus_per_node", system.gpus_per_node) == system.gpus_per_node
     stated = "nics_per_node" in facts.values or "nic_gbps" in facts.values
     if whole and not stated and count == system.nics_per_node and (rate is None or _same(rate, known)):
-        facts.as_reference.append(f"{count} network cards a node")
+        facts.as_reference.append(f"{counted(count, 'network card')} a node")
         return
     origin = "cards near a GPU" if any(card.near for card in cards) else "cards that are up" if cards else "node"
     facts.put("nics_per_node", count or None, origin)
@@ -288,7 +288,7 @@ def _network(inventory: Inventory, size: Size, system: System, facts: Facts) -> 
         facts.findings.append(
             warning(
                 "nic-rate-assumed",
-                f"{count} network cards are counted, their rate is not said: {known:g} Gbit/s each is that of "
+                f"{counted(count, 'network card')}, of which no text says the rate: {known:g} Gbit/s each is that of "
                 f"{system.id}, which has {system.nics_per_node}",
                 hint="add --with a file of `ibstat`, or --nics N --nic-gbps RATE",
             )

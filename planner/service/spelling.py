@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from planner.errors import PlannerError
 from planner.service.document import make_document
 from planner.specs.check import LEAVE_OUT
-from planner.specs.plan import Plan, Request, SearchReport
+from planner.specs.plan import Plan, PlanDocument, Request, SearchReport
 from planner.specs.strategy import Strategy
 
 
@@ -26,10 +26,10 @@ def _changes(
 ) -> Iterator[str]:
     from planner.render import plan_settings
 
-    document = make_document(request, new, SearchReport(status="estimated"), limits={})
+    earlier = new.model_copy(update={"strategy": old})
     try:
-        before = plan_settings(document, new.model_copy(update={"strategy": old}))
-        after = plan_settings(document, new)
+        before = plan_settings(_document(request, earlier), earlier)
+        after = plan_settings(_document(request, new), new)
     except PlannerError:
         return
     for place, setting in after.items():
@@ -43,3 +43,9 @@ def _changes(
     for place, setting in before.items():
         if place not in after and setting.name.rpartition(".")[2] in texts:
             yield f"{LEAVE_OUT}{setting.name}"
+
+
+def _document(request: Request, plan: Plan) -> PlanDocument:
+    """The plan for the job in its own number format."""
+    job = request.job.model_copy(update={"precision": plan.strategy.precision})
+    return make_document(request.model_copy(update={"job": job}), plan, SearchReport(status="estimated"), limits={})

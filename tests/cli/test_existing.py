@@ -67,7 +67,7 @@ def test_everything_wrong_is_named_at_once(cli: Cli, folder: Path) -> None:
     result = cli("check", str(folder), *MACHINES, "--json")
     assert result.code == 3
     ids = {finding["id"] for finding in result.document["findings"] if finding["severity"] == "error"}
-    assert "batch-algebra" in ids
+    assert "batch-divisible" in ids
     assert result.document["fits"] is None
     assert "NOT LEGAL" in cli("check", str(folder), *MACHINES).out
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from planner.backends import BACKENDS
 from planner.backends import deepspeed as deepspeed_backend
 from planner.backends.megatron_rules import FROM_BLACKWELL
 from planner.catalog import load_accelerator
@@ -13,9 +15,12 @@ from planner.render import render_plan
 from planner.render.megatron import layout_string
 from planner.render.megatron_model import _runs
 from planner.render.topology import Axis, Topology, node_table
-from planner.specs.strategy import Recompute
+from planner.specs.strategy import Recompute, Strategy
 from tests.golden.plans import CASES, LLAMA_8B, accelerator, document
+from tests.random_plans import plan_document
+from tests.strategies import machines, question
 
+ONE_JOB = {"seq_len": 2048, "global_batch": 8}
 ONE_NODE = {"dp": 4, "zero_stage": 1, "shard_degree": 4}
 HOPPER, BLACKWELL, CDNA = ("h100", "hopper"), ("b200", "blackwell"), ("mi300x", "cdna3", "amd")
 
@@ -140,3 +145,13 @@ def test_catalogue_architectures_are_spelt_as_the_renderer_expects() -> None:
     """The catalogue's Blackwell entries are the ones that need no hardware-queue limit."""
     assert load_accelerator("b200").architecture in FROM_BLACKWELL
     assert load_accelerator("h100").architecture not in FROM_BLACKWELL
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_gpu_is_said_as_one(backend: str) -> None:
+    """No file of a job on one GPU speaks of "1 GPUs" or "1 ranks"."""
+    batch = {"micro_batch": 1, "grad_accum": 8, "global_batch": 8, "seq_len": 2048}
+    one = Strategy.model_validate({**batch, "layers_per_stage": (16,), "pipeline_schedule": "none"})
+    files = render_plan(plan_document(question("llama-3.2-1b", machines("h100", 1), backend, **ONE_JOB), one))
+    for name, text in files.items():
+        assert name == "plan.json" or not re.search(r"\b1 (GPUs|ranks|nodes|processes)\b", text), name

@@ -297,14 +297,14 @@ def test_habits_that_differ_from_a_plan() -> None:
     assert habits.gradient_reduce_bytes(Job(seq_len=1, global_batch=1)) == 4.0
     off = read(SMALL | {"zero_optimization": {"stage": 3, "overlap_comm": False}})
     sizes = {"reduce_bucket": 500_000_000.0, "gathered_parameters": 1_000_000_000.0}
-    assert off.habits == {"overlapped_stages": ()} | sizes
+    assert off.habits == {"overlapped_stages": (), "accumulates_in_fp32": False} | sizes
 
 
 def test_a_pipeline_overlaps_nothing() -> None:
     """DeepSpeed switches overlap_comm off, and no bucket is held; stage 0 in bf16 is stage 1 in truth."""
     zero = {"stage": 1, "overlap_comm": True}
     configuration = read(SMALL | {"zero_optimization": zero}, setup="PIPELINE_STAGES = 4\n")
-    assert set(configuration.habits) == {"optimizer_temporary"}
+    assert set(configuration.habits) == {"optimizer_temporary", "accumulates_in_fp32"}
     found(configuration, "overlap-with-pipeline")
     bare = read(SMALL, setup="PIPELINE_STAGES = 4\n")
     assert found(bare, "pipeline-zero-stage").severity == "warning"

@@ -96,3 +96,22 @@ def test_the_nearest_plan_of_a_legal_one_is_itself(backend: str) -> None:
                 assert getattr(found, name) == getattr(document.best.strategy, name)
         assert not refusals(context, row)
     assert fitting
+
+
+def test_stages_are_those_of_the_target() -> None:
+    """Megatron-LM takes any split; nanotron hands out layers by cost, and what is told of memory is of that split."""
+    free = plan("megatron", gpus=6, tp=2, sequence_parallel=True, pp=3, layers_per_stage=(10, 12, 10), dp=1)
+    done = convert_document(free, "nanotron")
+    assert done.document.best.strategy.layers_per_stage == (12, 11, 9)
+    assert any("12,11,9" in line and "10,12,10" in line for line in done.lost)
+    assert done.document.best.strategy.tp == 2
+
+
+def test_what_does_not_fit_is_told() -> None:
+    """The same mesh may need more memory in another framework: the files are written, and the shortage is named."""
+    large = convert_document(plan("megatron", gpus=8), "nanotron")
+    assert not large.document.best.estimate.fits
+    assert any("GPU memory" in line for line in large.short)
+    small = convert_document(plan("megatron", gpus=8, tp=8, sequence_parallel=True), "nanotron")
+    assert small.document.best.estimate.fits
+    assert small.short == ()

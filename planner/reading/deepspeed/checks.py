@@ -10,6 +10,7 @@ from planner.reading.deepspeed import keys as known
 from planner.reading.deepspeed.batch import MICRO, TRAIN
 from planner.reading.deepspeed.degrees import Degrees
 from planner.reading.deepspeed.sections import Sections
+from planner.reading.deepspeed.states import FP32
 from planner.reading.deepspeed.values import dotted, shown
 from planner.reading.texts.lenient_json import Path
 from planner.specs.finding import Severity
@@ -246,12 +247,32 @@ def read_habits(sections: Sections, stage: int | None, pp: int | None, precision
             habits["gradient_reduce_bytes"] = _reduced_in_fp32 if width == 4.0 else _reduced_in_16_bits
     if (pp or 1) == 1:
         habits |= _buffers(sections, stage or 0)
+    if stage and precision in ("bf16", "fp16"):
+        fp32 = _sums_in_fp32(sections, stage, precision)
+        if fp32 != (precision == "bf16"):
+            habits["accumulates_in_fp32"] = fp32
     if stage in (1, 2) and not sections.top.stated("optimizer") and sections.optimizer_offload.get("device") == "none":
         # The script brings its own optimizer, and torch's AdamW keeps the fp32 denominator of its whole partition.
         habits["optimizer_temporary"] = UNFUSED_ADAM_BYTES
         sections.notes.unread.append("optimizer: not set, so the script's own; torch's unfused AdamW is assumed")
     _default_buffers(sections, stage)
     return habits
+
+
+def _sums_in_fp32(sections: Sections, stage: int, precision: Precision) -> bool:
+    """deepspeed/runtime/engine.py, get_data_types: without data_types.grad_accum_dtype it is the weights' format."""
+    stated = sections.types.get("grad_accum_dtype")
+    wide = stated is not None and str(stated).removeprefix("torch.") in FP32
+    if precision == "bf16" and not wide:
+        sections.notes.add(
+            "bf16-accumulation",
+            "note",
+            "gradients of bf16 weights are summed in bf16, over micro-batches and ranks: small ones are rounded away",
+            sections.types.at("grad_accum_dtype") if stated is not None else (),
+            hint='write "data_types": {"grad_accum_dtype": "fp32"}'
+            + ("; that takes 4 bytes more for every parameter that a GPU holds" if stage == 1 else ""),
+        )
+    return wide
 
 
 UNFUSED_ADAM_BYTES = 4.0

@@ -58,7 +58,7 @@ def read_degrees(sections: Sections, stage: int | None) -> Degrees:
         sections.notes.add(
             "gpus-not-divisible",
             "error",
-            f"{product} = {within * (stated or 1)} does not fill {gpus} GPUs",
+            f"{product} = {within * (stated or 1)} does not fill {gpus} GPU{'s' if gpus > 1 else ''}",
             (),
             allowed="degrees whose product is the number of GPUs, or divides it where dp is open",
         )

@@ -9,7 +9,7 @@ from planner.reading.texts.lenient_json import Path
 from planner.specs.job import Precision
 from planner.specs.strategy import Offload, OffloadDevice, Recompute
 
-BF16, FP16 = ("bf16", "bfloat16"), ("fp16", "float16", "half")
+BF16, FP16, FP32 = ("bf16", "bfloat16"), ("fp16", "float16", "half"), ("fp32", "float32", "float")
 
 
 def read_secondary(sections: Sections, stage: int | None) -> int | None:
@@ -173,8 +173,6 @@ def read_precision(sections: Sections, stage: int | None) -> Precision | None:
     accumulation = sections.types.get("grad_accum_dtype")
     if accumulation is not None:
         _accumulation(sections, stage, str(accumulation), bool(fp16), bool(bf16))
-    elif bf16 and stage:
-        sections.notes.unread.append("data_types.grad_accum_dtype: not set, so gradients accumulate in bf16")
     if bf16:
         _bf16_states(sections, stage)
         return "bf16"
@@ -187,13 +185,14 @@ def read_precision(sections: Sections, stage: int | None) -> Precision | None:
 
 def _accumulation(sections: Sections, stage: int | None, dtype: str, fp16: bool, bf16: bool) -> None:
     path = sections.types.at("grad_accum_dtype")
-    if dtype not in (*BF16, *FP16, "fp32", "float32", "float", "torch.float32", "torch.float16", "torch.bfloat16"):
+    name = dtype.removeprefix("torch.")
+    if name not in (*BF16, *FP16, *FP32):
         sections.notes.add(
             "grad-accum-dtype", "error", f"{shown(dtype)} is no format", path, allowed="fp32, bf16, fp16"
         )
         return
-    wide = "32" in dtype or dtype == "float"
-    same = wide if not (fp16 or bf16) else (dtype.removeprefix("torch.") in (FP16 if fp16 else BF16))
+    wide = name in FP32
+    same = name in (FP16 if fp16 else BF16 if bf16 else FP32)
     if stage == 0 and not same:
         sections.notes.add(
             "grad-accum-dtype",
@@ -202,7 +201,7 @@ def _accumulation(sections: Sections, stage: int | None, dtype: str, fp16: bool,
             path,
             hint="set zero_optimization.stage to 1, or remove the key",
         )
-    elif not wide and (fp16 or bf16):
+    elif not same and not wide:
         sections.notes.leave(path, dtype)
 
 

@@ -32,9 +32,7 @@ def findings(setting: Setting, *, whole: bool = True) -> Iterator[Finding]:
 
 
 def _full_precision(s: Setting) -> Finding | None:
-    narrow = s.on("bf16") or s.on("fp16")
-    known = s.off("bf16") and (s.off("fp16") or not s.stated.complete)
-    if narrow or not known:
+    if not s.full_precision:
         return None
     return found(
         s,
@@ -81,6 +79,30 @@ def _idle_sequence_parallel(s: Setting) -> Finding | None:
         "--sequence-parallel has no effect with tp(1); Megatron-LM switches it off",
         ("sequence-parallel",),
     )
+
+
+def _two_formats(s: Setting) -> Finding | None:
+    if not (s.on("bf16") and s.on("fp16")):
+        return None
+    message = "--bf16 and --fp16 are both given: Megatron-LM stops with an AssertionError"
+    return found(s, "two-formats", "error", message, ("fp16", "bf16"), "keep --bf16 where the GPUs have it")
+
+
+REQUIRED = ("num-layers", "hidden-size", "num-attention-heads", "max-position-embeddings", "seq-length")
+"""Arguments that Megatron-LM does not start without (megatron/training/arguments.py, validate_args)."""
+OTHERWISE = ("use-checkpoint-args", "yaml-cfg", "encoder-num-layers", "encoder-seq-length")
+"""Where some of them may come from."""
+
+
+def _required(s: Setting) -> Finding | None:
+    """Only where the model is described here; a list without any of them has it from somewhere else."""
+    absent = [name for name in REQUIRED if not s.given(name)]
+    elsewhere = s.stated.part or s.stated.unresolved or any(s.given(name) for name in OTHERWISE)
+    if not s.stated.complete or elsewhere or len(absent) in (0, len(REQUIRED)):
+        return None
+    flags = ", ".join(f"--{name}" for name in absent)
+    verb = "is" if len(absent) == 1 else "are"
+    return found(s, "argument-missing", "error", f"{flags} {verb} not given: Megatron-LM stops", (absent[0],))
 
 
 def _max_connections(s: Setting) -> Finding | None:
@@ -270,6 +292,8 @@ def _batches(s: Setting) -> Finding | None:
 
 
 _CHECKS: tuple[Check, ...] = (
+    _two_formats,
+    _required,
     _full_precision,
     distributed_optimizer,
     sharded_framework,

@@ -36,6 +36,12 @@ class Setting:
         return name in self.stated.values
 
     @property
+    def full_precision(self) -> bool:
+        """Known to train in fp32."""
+        narrow = self.on("bf16") or self.on("fp16")
+        return not narrow and self.off("bf16") and (self.off("fp16") or not self.stated.complete)
+
+    @property
     def sharded_framework(self) -> str:
         """Which FSDP runs, if one does."""
         if self.on("use-megatron-fsdp"):

@@ -14,12 +14,14 @@ def distributed_optimizer(s: Setting) -> Finding | None:
     if s.dp is not None and s.dp * s.cp == 1:
         return _one_replica(s)
     copies = f"all dp({s.dp}) * cp({s.cp}) ranks keep" if s.dp else "every data-parallel rank keeps"
+    # fp32 weights are their own master copy.
+    states, all_told = (8, 16) if s.full_precision else (12, 18)
     return found(
         s,
         "distributed-optimizer-off",
         "warning",
-        f"{copies} the whole optimizer: 12 bytes a parameter (18 with weight and gradient) instead of 12 over the "
-        "group",
+        f"{copies} the whole optimizer: {states} bytes a parameter ({all_told} with weight and gradient) instead of "
+        f"{states} over the group",
         ("use-distributed-optimizer",),
         "add --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     )

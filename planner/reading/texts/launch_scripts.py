@@ -43,7 +43,7 @@ def wrong_world_size(files: Files, product: str, gpus: int | None, where: str) -
         Finding(
             id="world-size",
             severity="error",
-            message=f"{product} = {gpus}, but the launch script starts {started} processes",
+            message=f"{product} = {gpus}, but the launch script starts {started} process{'es' if started > 1 else ''}",
             where=where,
             allowed=f"degrees whose product is {started}",
             hint="change one of the degrees, or --nnodes and --nproc-per-node",

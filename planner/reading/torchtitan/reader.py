@@ -20,6 +20,7 @@ from planner.reading.torchtitan.values import module_lists, planned_model, split
 from planner.specs.job import Loss, Precision
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Offload, Recompute, Schedule
+from planner.units import counted
 
 _SINGLE: dict[str, Schedule] = {"1f1b": "1f1b", "gpipe": "gpipe"}
 _SEVERAL = ("interleaved1f1b", "loopedbfs", "interleavedzerobubble", "zbvzerobubble", "dualpipev")
@@ -186,7 +187,7 @@ class _Interpretation(Stated):
         if gpus % product:
             self.say(
                 "world-size",
-                f"dp_replicate({replicate}) * cp * tp * pp = {product} does not divide the {gpus} GPUs",
+                f"dp_replicate({replicate}) * cp * tp * pp = {product} does not divide the {counted(gpus, 'GPU')}",
                 where,
                 allowed=f"a product that divides {gpus}",
             )
