@@ -24,7 +24,8 @@ from planner.service.usecases import (
 )
 
 if TYPE_CHECKING:
-    from planner.service.checking import CheckRequest, check
+    from planner.service.checked import CheckRequest
+    from planner.service.checking import check
     from planner.service.conversion import Converted, convert_document, convert_files
     from planner.service.diagnosis import diagnose
     from planner.service.machines import MachinesReading, MachinesRequest, read_cluster
@@ -35,7 +36,7 @@ _LATER = {
     "AccuracyRequest": "measured",
     "accuracy": "measured",
     "calibrate": "measured",
-    "CheckRequest": "checking",
+    "CheckRequest": "checked",
     "check": "checking",
     "Converted": "conversion",
     "convert_document": "conversion",

@@ -13,6 +13,8 @@ from planner.service.inputs import one_of, read_text
 from planner.specs.problems import shown
 
 MOST_FILES = 64
+PLAN_FILE = "plan.json"
+"""The planner's own answer, which it writes beside the files of a framework."""
 STDIN, PIPE = Path("-"), Path("/dev/stdin")
 
 
@@ -45,7 +47,7 @@ def _texts(path: Path) -> dict[str, str]:
 
 def no_configuration(name: str) -> bool:
     """Whether a file of a folder was written for people, or by the planner for itself."""
-    return name == "plan.json" or name.lower().endswith(".md")
+    return name == PLAN_FILE or name.lower().endswith(".md")
 
 
 def _whole(path: Path, name: str) -> str:

@@ -19,7 +19,8 @@ from planner.render import render_plan
 from planner.search.legality import refusals
 from planner.search.nearest import nearest
 from planner.service.advice import differences
-from planner.service.checking import CheckRequest, examine
+from planner.service.checked import CheckRequest
+from planner.service.checking import examine
 from planner.service.configurations import no_configuration
 from planner.service.document import make_document
 from planner.service.fit import sentences

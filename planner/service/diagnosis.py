@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from planner.cost.context import CostContext
 from planner.cost.evaluate import evaluate
 from planner.errors import InputError
-from planner.service.checking import Checked, CheckRequest, advise, examine, report
+from planner.service.checked import Checked, CheckRequest
+from planner.service.checking import advise, examine, report
 from planner.service.inputs import checked_float
 from planner.service.lints import NOT_NEEDED
 from planner.service.requests import Progress

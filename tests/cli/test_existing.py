@@ -193,3 +193,22 @@ def test_one_thing_to_render(cli: Cli, folder: Path) -> None:
     """A plan or files, not both, not neither."""
     assert cli("render").code == 2
     assert cli("render", str(folder / "plan.json"), "--from", str(folder)).code == 2
+
+
+def test_a_written_folder_needs_no_options(cli: Cli, tmp_path: Path) -> None:
+    """The plan.json in it says model, machines and sequence length; an edited file is still what is judged."""
+    folder = tmp_path / "plan"
+    asked = ("--model", "llama-3.1-8b", "--gpu", "h200", "--gpus", "16", "--backend", "deepspeed", "--seq-len", "4096")
+    planned = cli("suggest", *asked, "--out", str(folder), "--json").document
+    checked = cli("check", str(folder), "--no-advise", "--json")
+    assert checked.code == 0
+    assert checked.document["plan"]["strategy"] == planned["best"]["strategy"]
+    assert checked.document["plan"]["estimate"]["step_time_s"] == planned["best"]["estimate"]["step_time_s"]
+    assert {"model", "cluster"} <= {each["field"] for each in checked.document["assumptions"]}
+    other = cli("check", str(folder), "--gpu", "a100", "--no-advise", "--json").document
+    assert other["request"]["cluster"]["accelerator"]["id"].startswith("a100")
+    assert other["request"]["model"]["name"] == "llama-3.1-8b"
+    (folder / "plan.json").write_text("{}", encoding="utf-8")
+    alone = cli("check", str(folder), "--no-advise", "--json").document
+    assert "plan" not in alone
+    assert any("plan.json was left aside" in warning for warning in alone["warnings"])

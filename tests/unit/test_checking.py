@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.service.checking import CheckRequest, check
+from planner.service.checked import CheckRequest
+from planner.service.checking import check
 from planner.service.requests import ClusterInput
 from planner.specs.check import CheckReport
 from planner.specs.plan import Breakdown
