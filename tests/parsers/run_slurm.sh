@@ -34,6 +34,7 @@ SlurmctldHost=$(hostname -s)(127.0.0.1)
 SlurmctldPort=$port
 SlurmUser=slurm
 AuthType=auth/munge
+AuthInfo=socket=$work/munge/socket
 StateSaveLocation=$work/state
 SlurmdSpoolDir=$work/spool/%n
 SlurmctldPidFile=$work/controller.pid
@@ -46,22 +47,25 @@ EnforcePartLimits=ALL
 PartitionName=all Nodes=ALL Default=YES MaxTime=7-00:00:00 State=UP
 CONF
 
-# Programs of Slurm authenticate each other with munge; a daemon that runs already is used as it is.
-authenticate() {
-  if ! munge -n > /dev/null 2>&1; then
-    mkdir -p /run/munge
-    chown munge /run/munge
-    su munge -s /bin/sh -c /usr/sbin/munged
-    sleep 1
-  fi
-}
-
 # start NAME COMMAND...: a daemon, with its log kept until the end.
 start() {
   local name=$1
   shift
   "$@" > "$work/$name.log" 2>&1 &
   daemons+=("$!")
+}
+
+# Programs of Slurm authenticate each other with munge; this run has a daemon of its own, which ends with it.
+authenticate() {
+  install -d -o munge -m 755 "$work/munge"
+  start munge setpriv --reuid munge --regid munge --clear-groups /usr/sbin/munged --foreground --force \
+    --socket "$work/munge/socket" --pid-file "$work/munge/pid" --seed-file "$work/munge/seed"
+  for _ in $(seq 40); do
+    munge -n -S "$work/munge/socket" > /dev/null 2>&1 && return
+    sleep 0.25
+  done
+  cat "$work/munge.log" >&2
+  return 1
 }
 
 controller() {
