@@ -71,7 +71,7 @@ class AccelerateFsdp(Fsdp):
         return {
             "gathered head": kept * gathered,
             **buffers,
-            "unsharded gradients": context.job.compute_bytes * waiting,
+            "unsharded gradients": context.job.compute_bytes * waiting * context.trained_share,
         }
 
 

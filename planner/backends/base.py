@@ -173,6 +173,8 @@ class BufferContext:
     distinct_weight_params: FloatArray
     """One copy of each distinct weight shape of a layer plus the head: what dummy gradients of fused accumulation
     cover."""
+    trained_share: FloatArray | float = 1.0
+    """Of a layer's parameters, those that get gradients: all, or the adapters beside frozen weights."""
 
 
 @dataclass(frozen=True)

@@ -221,5 +221,5 @@ class DeepSpeed(Backend):
             "reduce bucket": np.where(plain, width * reduced * habits.reduce_buckets, 0.0),
             "all-gather bucket": np.where(np.isin(stage, (1, 2)), width * bucket, 0.0),
             "gathered parameters": third * width * np.maximum(live, largest),
-            "unsharded gradients": np.where(stage >= 2, width * context.layer_params, 0.0),
+            "unsharded gradients": np.where(stage >= 2, width * context.layer_params * context.trained_share, 0.0),
         }

@@ -184,5 +184,5 @@ class Fsdp(Backend):
         return {
             "gathered embedding and head": windows * width * context.root_params,
             "gathered blocks": windows * width * GATHERED_BLOCKS * context.layer_params,
-            "unsharded gradients": GRADIENT_BYTES * GATHERED_BLOCKS * context.layer_params,
+            "unsharded gradients": GRADIENT_BYTES * GATHERED_BLOCKS * context.layer_params * context.trained_share,
         }

@@ -217,6 +217,7 @@ class Step:
             for weights in self.weights
         ]
         distinct = np.max(self._stack(one_expert), axis=1) + head
+        trained = np.max(self._stack([w.trained.dense + w.trained.expert for w in self.weights]), axis=1)
         buffers = context.backend.buffer_bytes(
             BufferContext(
                 model=context.model,
@@ -226,6 +227,7 @@ class Step:
                 layer_params=largest,
                 root_params=self.ends.first.dense + self.ends.last.dense,
                 distinct_weight_params=distinct,
+                trained_share=trained / largest,
             )
         )
         hidden = self.work.tokens * context.model.hidden * context.activation_bytes

@@ -337,6 +337,30 @@ def test_an_inference_engine_on_the_same_gpus() -> None:
     assert suggest("qwen2.5-7b", "h100", 8, "fsdp", memory_margin=0.4, **question).estimate.fits
 
 
+def test_adapters_beside_a_whole_copy_of_the_model(tmp_path: Path) -> None:
+    """arielnlee/Platypus#10: DDP keeps all of a 70B base on each GPU, adapters or not; ZeRO 3 shares it."""
+    (tmp_path / "sft.yaml").write_text(
+        "model_name_or_path: llama-2-70b\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 4\nbf16: true\n"
+        "use_peft: true\ngradient_checkpointing: true\nmax_length: 4096\noutput_dir: out\n",
+        encoding="utf-8",
+    )
+    head = "compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
+    plain, sharded = head + "distributed_type: MULTI_GPU\n", head + "distributed_type: FSDP\nfsdp_config:\n"
+    sharded += "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    launch = tmp_path / "launch.yaml"
+    launch.write_text(plain, encoding="utf-8")
+    report = check(tmp_path, "a100", 8)
+    assert report.fits is False
+    assert parts(report.plan)["weights"] * GIB > 138e9
+    assert "ZeRO 3" in finding(report, "gpu-memory").hint
+    launch.write_text(sharded, encoding="utf-8")
+    shared = check(tmp_path, "a100", 8)
+    assert shared.fits is True
+    # Gradients that wait for the last micro-batch are those of the adapters, not of the frozen 69e9.
+    assert shared.plan is not None
+    assert shared.plan.estimate.peak_memory_bytes < 50e9
+
+
 # --- Out of memory
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -125,6 +127,8 @@ def test_head_stays_gathered_and_an_untied_embedding_does_not(tied: bool, kept: 
     buffers = FSDP.buffer_bytes(context)
     assert float(buffers["gathered head"][0]) == pytest.approx(kept * 2e9)
     assert float(buffers["unsharded gradients"][0]) == pytest.approx(4e9)
+    adapters = FSDP.buffer_bytes(replace(context, trained_share=0.01))
+    assert float(adapters["unsharded gradients"][0]) == pytest.approx(4e7)
 
 
 def test_network_carries_half_the_gradients_of_plain_fsdp() -> None:
