@@ -4,11 +4,14 @@ PLANNER_PARSERS_PYTHON names one that tests/parsers/install.sh made; otherwise i
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 PYTHON = str(Path(os.environ.get("PLANNER_PARSERS_PYTHON") or sys.executable).absolute())
 INSTALL = "tests/parsers/install.sh .venv-parsers, and PLANNER_PARSERS_PYTHON=.venv-parsers/bin/python"
@@ -40,3 +43,17 @@ def parser(*packages: str) -> str:
     probe = "import importlib.metadata as m, sys; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
     done = subprocess.run([PYTHON, "-c", probe, *packages], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def answers(runner: Path, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a runner says of the cases, in their order; all in one process, for the imports take seconds."""
+    done = subprocess.run(
+        [PYTHON, str(runner)],
+        input="".join(json.dumps(case) + "\n" for case in cases),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(results) == len(cases), done.stderr[-3000:]
+    return results

@@ -4,8 +4,6 @@ Its parser, validators, configurations, process groups, layer split and model ru
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,7 +24,7 @@ from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Recompute
 from tests.golden.plans import CASES, case_names
 from tests.parsers.conftest import Counts
-from tests.parsers.interpreter import PYTHON, lacking, parser
+from tests.parsers.interpreter import answers, lacking, parser
 from tests.parsers.matrix import Row
 from tests.random_plans import corner_plans, random_plans
 
@@ -41,16 +39,7 @@ needs_megatron = pytest.mark.skipif(bool(lacking(*NEEDED)), reason=lacking(*NEED
 
 def run(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The results of the cases, in their order."""
-    done = subprocess.run(
-        [PYTHON, str(RUNNER)],
-        input="".join(json.dumps(case) + "\n" for case in cases),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(results) == len(cases), done.stderr[-3000:]
-    return results
+    return answers(RUNNER, cases)
 
 
 def arguments_of(files: dict[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.backends.deepspeed import overlaps_communication
+from planner.backends.stacks import reduced_in_16_bits
 from planner.reading.deepspeed import keys as known
 from planner.reading.deepspeed.batch import MICRO, TRAIN
 from planner.reading.deepspeed.degrees import Degrees
@@ -244,7 +245,7 @@ def read_habits(sections: Sections, stage: int | None, pp: int | None, precision
                 allowed="fp16, bf16, fp32",
             )
         elif precision is not None and width != (4.0 if precision == "fp32" else 2.0):
-            habits["gradient_reduce_bytes"] = _reduced_in_fp32 if width == 4.0 else _reduced_in_16_bits
+            habits["gradient_reduce_bytes"] = _reduced_in_fp32 if width == 4.0 else reduced_in_16_bits
     if (pp or 1) == 1:
         habits |= _buffers(sections, stage or 0)
     if stage and precision in ("bf16", "fp16"):
@@ -315,7 +316,3 @@ def _default_buffers(sections: Sections, stage: int | None) -> None:
 
 def _reduced_in_fp32(_job: Job) -> float:
     return 4.0
-
-
-def _reduced_in_16_bits(_job: Job) -> float:
-    return 2.0
