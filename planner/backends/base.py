@@ -302,9 +302,6 @@ class Habits:
     eager_copies: bool = False
     """Unfused blocks save a tensor on both sides of an elementwise step: queries, keys and values of the rotary
     embedding, the attention output of its change of layout, the activation of its product with the gate."""
-    saves_gathered_inputs: bool = False
-    """Matrices split over tensor-parallel ranks save their whole input, gathered from the split tokens, for the
-    backward pass; otherwise a rank's share, which is gathered again."""
     eager_norms: bool = False
     """Norms run as plain tensor operations and save an fp32 copy and the normalised tensor."""
     score_bytes: float = 2.0
