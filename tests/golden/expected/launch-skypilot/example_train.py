@@ -3,6 +3,7 @@
     ./launch.sh                                                      the plan on its GPUs
     torchrun --standalone --nproc-per-node 16 example_train.py --tiny    the same structure on CPUs, tiny model
     python example_train.py --tiny --reference                       one process, for comparing the losses
+    torchrun --standalone --nproc-per-node 16 example_train.py --cpu     the plan itself on CPUs (small models)
 
 It shows where each call belongs; replace model, data and schedule by your own.
 """
@@ -135,7 +136,7 @@ def build_model(size: dict[str, int], options: argparse.Namespace, device: str) 
 
 def train(options: argparse.Namespace) -> list[float]:
     """Train for some steps and return the loss of each."""
-    device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
+    device = "cuda" if torch.cuda.is_available() and not on_cpu(options) else "cpu"
     size = TINY if options.tiny else DIMENSIONS
     if size is None:
         raise SystemExit("this example builds dense Llama-like models only: call parallelize() from your own training script")
@@ -168,8 +169,12 @@ def train(options: argparse.Namespace) -> list[float]:
         if mesh is None or dist.get_rank() == 0:
             seconds = time.perf_counter() - started
             peak = torch.cuda.max_memory_reserved() / 2**30 if device == "cuda" else 0.0
-            print(f"step {step + 1}  loss {losses[-1]}  {seconds:.2f} s  peak {peak:.1f} GiB", flush=True)
+            print(f"step {step + 1}  loss {losses[-1]}  {seconds:.4f} s  peak {peak:.2f} GiB", flush=True)
     return losses
+
+
+def on_cpu(options: argparse.Namespace) -> bool:
+    return options.tiny or options.cpu
 
 
 def one_micro_batch(model, mesh, tokens, labels, positions, parts):  # type: ignore[no-untyped-def]
@@ -189,6 +194,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--tiny", action="store_true", help="tiny model in fp32 on CPUs")
     parser.add_argument("--reference", action="store_true", help="with --tiny: one process, nothing parallel")
+    parser.add_argument("--cpu", action="store_true", help="the plan itself on CPUs")
     options = parser.parse_args()
     if options.reference and not options.tiny:
         parser.error("--reference needs --tiny")
@@ -197,17 +203,17 @@ def main() -> None:
         return
     if options.tiny:
         torch.set_num_threads(1)
-    else:
+    if not on_cpu(options):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # Offloaded gradients lie in host memory, so their norm is reduced by gloo.
-    dist.init_process_group("gloo" if options.tiny else "cpu:gloo,cuda:nccl")
+    dist.init_process_group("gloo" if on_cpu(options) else "cpu:gloo,cuda:nccl")
     losses = train(options)
     if dist.get_rank() == 0:
         print("losses " + json.dumps(losses), flush=True)
     # No process may leave while another still talks to it.
     dist.barrier()
     dist.destroy_process_group()
-    if options.tiny:
+    if on_cpu(options):
         # Threads of gloo can outlive the interpreter and abort a run that has finished.
         sys.stdout.flush()
         os._exit(0)
