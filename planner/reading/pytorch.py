@@ -107,8 +107,8 @@ def _contradictions(name: str, config: RunConfig) -> list[Finding]:
             Finding(
                 id="batch-product",
                 severity="error",
-                message=f"micro_batch({strategy.micro_batch}) * grad_accum({strategy.grad_accum}) * dp({strategy.dp}) = "
-                f"{samples}, but global_batch is {strategy.global_batch}",
+                message=f"micro_batch({strategy.micro_batch}) * grad_accum({strategy.grad_accum}) * dp({strategy.dp}) "
+                f"= {samples}, but global_batch is {strategy.global_batch}",
                 where=name,
                 allowed=f"factors whose product is {strategy.global_batch}",
                 hint=f"set grad_accum to {strategy.global_batch // (strategy.micro_batch * strategy.dp) or 1}",

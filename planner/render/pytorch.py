@@ -63,8 +63,8 @@ def run_config(document: PlanDocument, plan: Plan) -> RunConfig:
 WATCH = (
     f"`rank-<r>.json` of every rank in `{RESULTS}` (or where `RESULTS` points), written at the end; "
     "`rank-<r>.failure.json` where a rank failed, `rank-<r>.phase` for what it does at the moment.",
-    f"The comparison with the estimate: `planner validate plan.json --results {RESULTS}` where the results of all ranks "
-    "lie in one folder. It says what was predicted, what was measured, and what to look at first where they differ.",
+    f"The comparison with the estimate: `planner validate plan.json --results {RESULTS}`, where the results of all "
+    "ranks lie in one folder. It says what was predicted, what was measured, and what to look at first.",
 )
 
 

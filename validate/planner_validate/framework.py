@@ -1,255 +1,312 @@
 """A short run of the framework that a plan is for: its own program on the rendered files, with mock data.
 
 Megatron-LM, DeepSpeed and torchtitan train on GPUs only, so on a machine without one they are refused; a plan of the
-``fsdp`` backend for CPUs trains there.  What was measured is read from the log and compared with the plan's estimate."""
+``fsdp`` backend for CPUs trains there.  What was measured is read from the log and compared with the estimate."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import json
-import os
-import random
+import contextlib
+import datetime
+import socket
+import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
-from planner.errors import InputError, MissingExtraError
-from planner.render import render_plan
+from planner.errors import MissingExtraError
+from planner.render import write_files
 from planner.specs.plan import PlanDocument
-from planner.specs.strategy import Strategy
-from planner_validate.framework_logs import (
-    DEEPSPEED,
-    MEGATRON,
-    OWN_SCRIPT,
-    TORCHTITAN,
-    Amounts,
-    LogFormat,
+from planner.specs.validation import (
+    Comparison,
+    RankFailure,
+    RankResult,
+    RunEnvironment,
+    StepMeasure,
+    ValidationReport,
 )
-
-Files = dict[str, str]
-
-MOCK_TOKENIZER, MOCK_DATA = "mock_tokenizer", "tests/assets/c4_test/data.json"
-"""Where torchtitan finds them from the folder of the files: the path of its ``c4_test`` data set is relative."""
-
-SCRIPT = "deepspeed_script.py"
-
-
-@dataclass(frozen=True)
-class Framework:
-    """How one framework is started for a few steps."""
-
-    log: LogFormat
-    packages: tuple[str, ...]
-    """Modules that the interpreter must find."""
-    distributions: tuple[str, ...]
-    """Installed packages whose versions are reported."""
-    install: str
-    """What to do where they are missing."""
-    environment: Callable[[int], Mapping[str, str]]
-    """Variables of the rendered launch script for so many steps."""
-    arguments: Callable[[int, str], tuple[str, ...]]
-    """What follows ``launch.sh``, for so many steps on a device."""
-    cleared: tuple[str, ...] = ()
-    """Variables of a user's own job that would read his data or write his checkpoints."""
-    adapt: Callable[[PlanDocument, Files], Files] = field(default=lambda _document, files: files)
-    """Changes the rendered files and adds to them what a run without data needs."""
-    on_cpu: bool = False
+from planner.version import __version__
+from planner_validate import keeper
+from planner_validate.framework_logs import LogFormat, RunLog, read_log
+from planner_validate.frameworks import (
+    Framework,
+    Launch,
+    amounts,
+    check_installed,
+    framework_of,
+    installed_versions,
+    prepared,
+)
+from planner_validate.options import WARMUP_STEPS, Options, Progress
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A rendered plan, ready to be started."""
+def run(document: PlanDocument, options: Options, progress: Progress) -> ValidationReport:
+    """Start the plan's own framework on this machine for ``options.steps`` steps and compare its log with the estimate.
 
-    files: Files
-    command: tuple[str, ...]
-    environment: dict[str, str]
-
-
-def _no_arguments(steps: int, device: str) -> tuple[str, ...]:
-    return ()
-
-
-def _mock_corpus(document: PlanDocument, files: Files) -> Files:
-    """Adds a word tokenizer no larger than the model's vocabulary, and text made of its words."""
-    words = [f"w{index}" for index in range(1, min(document.request.model.vocab, 512))]
-    end = "<end>"
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": 0,
-                "content": end,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {word: index for index, word in enumerate([end, *words])},
-            "unk_token": end,
-        },
-    }
-    chooser = random.Random(0)
-    # Every data rank reads lines of its own, and more than one.
-    lines = [json.dumps({"text": " ".join(chooser.choices(words, k=1024))}) for _ in range(max(64, 4 * document.best.strategy.dp))]
-    return files | {
-        f"{MOCK_TOKENIZER}/tokenizer.json": json.dumps(tokenizer),
-        f"{MOCK_TOKENIZER}/tokenizer_config.json": json.dumps({"bos_token": end, "eos_token": end}),
-        MOCK_DATA: "\n".join(lines) + "\n",
-    }
+    MissingExtraError where the framework or a device is not there."""
+    framework = framework_of(document)
+    check_installed(framework)
+    device = checked_device(document, framework)
+    launch = prepared(document, framework, options.steps, device)
+    progress(f"starting {framework.log.title}")
+    with tempfile.TemporaryDirectory(prefix="planner-framework-") as folder:
+        write_files(Path(folder) / "plan", launch.files)
+        outcome = watched(launch, Path(folder), framework.log, options.timeout_s, progress)
+    log = read_log(outcome.output, framework.log, amounts(document.best.strategy))
+    return report(document, framework, device, log, outcome)
 
 
-def _deepspeed_files(document: PlanDocument, files: Files) -> Files:
-    """Reports every step instead of every tenth; adds the model's dimensions for the script."""
-    config = json.loads(files["ds_config.json"]) | {"steps_per_print": 1}
-    described = {"model": document.request.model, "job": document.request.job, "strategy": document.best.strategy}
-    plan = {name: spec.model_dump(mode="json") for name, spec in described.items()}
-    return files | {"ds_config.json": json.dumps(config, indent=2) + "\n", "plan_parts.json": json.dumps(plan) + "\n"}
-
-
-def _deepspeed_environment(steps: int) -> Mapping[str, str]:
-    own = Path(__file__).with_name(SCRIPT)
-    return {"TRAIN_SCRIPT": os.environ.get("TRAIN_SCRIPT") or str(own)}
-
-
-FRAMEWORKS: Mapping[str, Framework] = {
-    "megatron": Framework(
-        log=MEGATRON,
-        packages=("megatron", "transformer_engine"),
-        distributions=("megatron-core", "transformer-engine"),
-        install="install Megatron-LM with Transformer Engine (NVIDIA's PyTorch container has both) and set MEGATRON_PATH "
-        "to a checkout of https://github.com/NVIDIA/Megatron-LM",
-        environment=lambda steps: {"TRAIN_ITERS": str(steps), "WARMUP_ITERS": "1"},
-        arguments=lambda steps, device: ("--exit-interval", str(steps)),
-        cleared=("DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "SAVE_INTERVAL"),
-    ),
-    "deepspeed": Framework(
-        log=DEEPSPEED,
-        packages=("torch", "deepspeed"),
-        distributions=("torch", "deepspeed"),
-        install="pip install deepspeed",
-        environment=_deepspeed_environment,
-        arguments=lambda steps, device: ("--steps", str(steps)),
-        adapt=_deepspeed_files,
-    ),
-    "torchtitan": Framework(
-        log=TORCHTITAN,
-        packages=("torch", "torchtitan"),
-        distributions=("torch", "torchtitan"),
-        install="pip install torchtitan==0.3.0",
-        environment=lambda steps: {
-            "TRAIN_STEPS": str(steps),
-            "HF_ASSETS": f"./{MOCK_TOKENIZER}",
-            "DATASET": "c4_test",
-        },
-        arguments=_no_arguments,
-        adapt=_mock_corpus,
-    ),
-    "fsdp": Framework(
-        log=OWN_SCRIPT,
-        packages=("torch",),
-        distributions=("torch",),
-        install='pip install "parallel-planner[validate]"',
-        environment=lambda steps: {},
-        arguments=lambda steps, device: ("--steps", str(steps), *(("--cpu",) if device == "cpu" else ())),
-        cleared=("TRAIN_SCRIPT",),
-        on_cpu=True,
-    ),
-}
-"""Backends whose program can be started from the rendered files alone."""
-
-
-def framework_of(document: PlanDocument) -> Framework:
-    """The framework of the plan; InputError where its files need a program that only the user has."""
-    name = document.best.backend
-    if name not in FRAMEWORKS:
-        raise InputError(
-            "the files of this framework cannot be started without a program and data of your own",
-            where="--with-framework",
-            got=name,
-            allowed=", ".join(FRAMEWORKS),
-            hint="leave --with-framework out: the plan then runs with PyTorch alone",
-        )
-    return FRAMEWORKS[name]
-
-
-def check_installed(framework: Framework) -> None:
-    """MissingExtraError where the framework is not there; nothing is imported."""
-    missing = [name for name in framework.packages if not _found(name)]
-    if framework is FRAMEWORKS["megatron"]:
-        folder = os.environ.get("MEGATRON_PATH", "")
-        if not folder:
-            missing.append("MEGATRON_PATH")
-        elif not Path(folder, "pretrain_gpt.py").is_file():
-            raise MissingExtraError(
-                "there is no pretrain_gpt.py in it", where="MEGATRON_PATH", got=folder, hint=framework.install
-            )
-        else:
-            # The checkout brings the package itself.
-            missing = [name for name in missing if name != "megatron"]
-    if missing:
+def checked_device(document: PlanDocument, framework: Framework) -> str:
+    """``cuda`` or ``cpu``; MissingExtraError where this machine has too few devices for the plan or of another kind."""
+    wanted = document.best.strategy.gpus
+    accelerator = document.request.cluster.accelerator
+    if accelerator.synchronous:
+        if framework.on_cpu:
+            return "cpu"
         raise MissingExtraError(
-            f"{framework.log.title} is not installed here: {', '.join(missing)} not found",
+            f"{framework.log.title} trains on GPUs only",
             where="--with-framework",
-            got=f"Python {sys.executable}",
-            hint=framework.install,
+            got=f"a plan for {accelerator.id}",
+            hint="leave --with-framework out: PyTorch alone runs the plan on processors",
         )
+    there = visible_gpus()
+    if there < wanted:
+        raise MissingExtraError(
+            f"the plan needs {wanted} GPUs and this machine shows {there}",
+            where="--with-framework",
+            hint="start it where the GPUs are, or use --memory-only, which needs none",
+        )
+    return "cuda"
 
 
-def _found(module: str) -> bool:
+def visible_gpus() -> int:
+    """GPUs that torch sees; 0 where it sees none or cannot be asked."""
+    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        asked = subprocess.run(  # noqa: S603 - our own interpreter and text
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        )
+        return int(asked.stdout.split()[-1])
+    return 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    output: str
+    code: int
+    stalled: bool = False
+    """It printed nothing for too long and was ended."""
+
+
+_POLL_S = 0.2
+
+
+def watched(launch: Launch, folder: Path, form: LogFormat, timeout_s: float, progress: Progress) -> Outcome:
+    """Run the launch in ``folder``/plan until it ends or prints nothing for ``timeout_s``; leaves no process behind."""
+    mark = uuid.uuid4().hex
+    output = folder / "output"
+    command = [sys.executable, str(Path(keeper.__file__)), *launch.command]
+    with output.open("wb") as sink:
+        kept = subprocess.Popen(  # noqa: S603 - the command of the rendered plan
+            command,
+            cwd=folder / "plan",
+            env=launch.environment | {keeper.MARK: mark},
+            stdin=subprocess.PIPE,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+        )
+    stalled = False
     try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+        seen, since = -1, time.monotonic()
+        while kept.poll() is None:
+            size = output.stat().st_size
+            if size != seen:
+                seen, since = size, time.monotonic()
+                _tell(output, form, progress)
+            stalled = time.monotonic() - since > timeout_s
+            if stalled:
+                break
+            time.sleep(_POLL_S)
+    finally:
+        # The keeper ends all of the run when its standard input closes.
+        if kept.stdin is not None:
+            kept.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            kept.wait(timeout=60)
+        if kept.poll() is None:
+            kept.kill()
+        keeper.end_all(mark)
+        kept.wait()
+    return Outcome(output.read_text(encoding="utf-8", errors="replace"), kept.returncode, stalled)
 
 
-def installed_versions(framework: Framework) -> dict[str, str]:
-    """Of the packages that are distributions here; a checkout on the path has no version."""
-    versions = {}
-    for name in framework.distributions:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+def _tell(output: Path, form: LogFormat, progress: Progress) -> None:
+    with output.open("rb") as stream:
+        stream.seek(max(0, output.stat().st_size - 16_384))
+        tail = stream.read().decode(errors="replace")
+    steps = [int(match["step"]) for match in form.step.finditer(tail)]
+    if steps:
+        progress(f"step {max(steps)}")
 
 
-def prepared(document: PlanDocument, framework: Framework, steps: int, device: str) -> Launch:
-    """The files, the command and the environment of a run of ``steps`` optimizer steps on this machine."""
-    nodes = document.request.cluster.nodes
-    if nodes > 1:
-        raise InputError(
-            f"the plan is for {nodes} nodes, and this starts processes on one machine",
-            where="--with-framework",
-            hint="plan for one node (`planner suggest --gpus N`), or start the rendered files on the cluster yourself",
+def report(
+    document: PlanDocument, framework: Framework, device: str, log: RunLog, outcome: Outcome
+) -> ValidationReport:
+    """What was read beside what was predicted."""
+    best = document.best
+    estimate = best.estimate
+    measured = [seconds for step, seconds in sorted(log.seconds.items()) if step > WARMUP_STEPS]
+    failures = _failures(log, outcome, measured, framework)
+    time_ = memory = None
+    if measured and not failures:
+        low, high = estimate.step_time_range_s
+        time_ = Comparison(
+            name="step time",
+            predicted=estimate.step_time_s,
+            measured=statistics.median(measured),
+            low=low,
+            high=high,
+            spread=_spread(measured),
         )
-    files = framework.adapt(document, render_plan(document))
-    environment = {name: value for name, value in os.environ.items() if name not in framework.cleared}
-    environment |= framework.environment(steps)
-    # launch.sh calls torchrun by name: that of this interpreter.
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    environment["PYTHONUNBUFFERED"] = "1"
-    if device == "cpu":
-        environment["OMP_NUM_THREADS"] = "1"
-    return Launch(files, ("bash", "launch.sh", *framework.arguments(steps, device)), environment)
+        time_ = time_.model_copy(update={"suspect": _time_suspect(time_)})
+    peak = max((each.peak for each in log.memory.values()), default=0)
+    if peak and not failures:
+        low, high = estimate.peak_memory_range_bytes
+        memory = Comparison(name="peak memory", predicted=estimate.peak_memory_bytes, measured=peak, low=low, high=high)
+        memory = memory.model_copy(update={"suspect": _memory_suspect(memory)})
+    compared = [each for each in (time_, memory) if each is not None]
+    inside = bool(compared) and all(each.within for each in compared)
+    return ValidationReport(
+        planner_version=__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        mode="framework",
+        plan_id=document.id,
+        planned_for=best.backend,
+        request=document.request,
+        strategy=best.strategy,
+        estimate=estimate,
+        environment=RunEnvironment(
+            device=device,
+            devices=best.strategy.gpus,
+            hosts=(socket.gethostname(),),
+            versions=installed_versions(framework),
+        ),
+        step_time=time_,
+        peak_memory=memory,
+        losses=tuple(loss for _, loss in sorted(log.losses.items())),
+        ranks=_ranks(log, best.strategy.gpus),
+        failures=failures,
+        verdict="failed" if failures else "within" if inside else "outside",
+        suspects=tuple(each.suspect for each in compared if each.suspect),
+        notes=_notes(framework, log),
+    )
 
 
-def amounts(strategy: Strategy) -> Amounts:
-    """What the printed rates count: torchtitan's tokens of a GPU, DeepSpeed's samples of a step.
+def _spread(values: list[float]) -> float | None:
+    """Half of the interquartile range over the median."""
+    if len(values) < 2:
+        return None
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return (third - first) / 2 / statistics.median(values)
 
-    DeepSpeed counts every tensor-parallel rank as a replica of its own."""
-    return {
-        "tokens": strategy.global_batch * strategy.seq_len / strategy.gpus,
-        "samples": strategy.global_batch * strategy.tp,
-    }
+
+_NOISY = 0.1
+_TAIL_LINES = 30
+
+
+def _failures(log: RunLog, outcome: Outcome, measured: list[float], framework: Framework) -> tuple[RankFailure, ...]:
+    """Why there is nothing to compare; none where the run ended well and its steps were read."""
+    tail = "\n".join(outcome.output.splitlines()[-_TAIL_LINES:])
+    last = max(log.seconds, default=0)
+    phase = f"after step {last}" if last else "before the first step"
+    if outcome.stalled:
+        silent = RankFailure(kind="timeout", phase=phase, message="it printed nothing for too long", details=tail)
+        return (*_placed(log.failures, phase, tail), silent)
+    if outcome.code == 0 and measured:
+        return ()
+    if outcome.code != 0 and log.failures:
+        return _placed(log.failures, phase, tail)
+    message = (
+        f"{framework.log.title} ended with exit code {outcome.code}"
+        if outcome.code
+        else f"no step after the {WARMUP_STEPS} that warm up was found in the log (read as in {framework.log.source})"
+    )
+    return (RankFailure(kind="error", phase=phase, message=message, details=tail),)
+
+
+def _placed(failures: tuple[RankFailure, ...], phase: str, tail: str) -> tuple[RankFailure, ...]:
+    return tuple(
+        each.model_copy(update={"phase": phase, "details": tail if index == 0 else ""})
+        for index, each in enumerate(failures)
+    )
+
+
+def _time_suspect(compared: Comparison) -> str:
+    if compared.within:
+        return ""
+    if compared.spread is not None and compared.spread > _NOISY:
+        return f"the steps differ by {compared.spread:.0%} among themselves: look for other work on the machine first"
+    slower = compared.measured is not None and compared.measured > compared.predicted
+    return (
+        "steps are slower than predicted: compare the framework's own timers, and the links between the GPUs"
+        if slower
+        else "steps are faster than predicted: the machine's rates are above the published ones; calibrate"
+    )
+
+
+def _memory_suspect(compared: Comparison) -> str:
+    if compared.within:
+        return ""
+    more = compared.measured is not None and compared.measured > compared.predicted
+    return (
+        "the ranks hold more than predicted: look at allocator fragmentation and the framework's own buffers first"
+        if more
+        else "the ranks that print hold less than predicted: the fullest rank may be one that does not print"
+    )
+
+
+def _ranks(log: RunLog, world: int) -> tuple[RankResult, ...]:
+    """What the log says of single ranks: times on the first one, memory where a line names its rank."""
+    steps = [
+        (step, StepMeasure(seconds=seconds, forward_backward_s=seconds, optimizer_s=0.0, loss=log.losses.get(step)))
+        for step, seconds in sorted(log.seconds.items())
+    ]
+    read = {rank or 0: memory for rank, memory in log.memory.items()}
+    results = []
+    for rank in sorted({0, *read} if steps else read):
+        if rank >= world:
+            continue
+        memory = read.get(rank)
+        results.append(
+            RankResult(
+                rank=rank,
+                world_size=world,
+                steps=tuple(each for step, each in steps if step > WARMUP_STEPS) if rank == 0 else (),
+                warmup=tuple(each for step, each in steps if step <= WARMUP_STEPS) if rank == 0 else (),
+                peak_allocated_bytes=memory.allocated if memory else None,
+                peak_reserved_bytes=memory.reserved if memory else None,
+            )
+        )
+    return tuple(results)
+
+
+def _notes(framework: Framework, log: RunLog) -> tuple[str, ...]:
+    notes = [
+        f"Step times{', losses and memory' if log.memory else ' and losses'} are what {framework.log.title} printed; "
+        f"the first {WARMUP_STEPS} steps are left out.",
+        "A log does not tell forward, backward and optimizer apart, so there is no comparison by term; the run with "
+        "PyTorch alone has one.",
+    ]
+    if not log.memory:
+        notes.append("The log says nothing of memory.")
+    else:
+        notes.append(
+            "Memory is what the allocator of the printing ranks held; the estimate also counts the device's context "
+            "and communication buffers."
+        )
+    return tuple(notes)

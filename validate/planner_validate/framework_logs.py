@@ -13,7 +13,7 @@ from planner.specs.validation import FailureKind, RankFailure
 from planner.units import GIB, MIB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
+_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf))"
 
 Amounts = Mapping[str, float]
 """What one printed unit is worth: ``tokens`` of a step on one GPU, ``samples`` of a step."""
@@ -27,8 +27,8 @@ class LogFormat:
     source: str
     """Release and file that the lines were read from."""
     step: re.Pattern[str]
-    """Groups: ``step``, one of ``ms``, ``seconds``, ``tokens_per_s`` (a GPU) and ``samples_per_s``; perhaps ``loss`` and
-    what ``memory`` has."""
+    """Groups: ``step``, one of ``ms``, ``seconds``, ``tokens_per_s`` (a GPU) and ``samples_per_s``; perhaps ``loss``
+    and what ``memory`` has."""
     memory: re.Pattern[str] | None = None
     """Groups: perhaps ``rank``; ``allocated`` and ``reserved``, at least one of them, at their largest."""
     memory_unit: int = GIB
@@ -85,7 +85,7 @@ TORCHTITAN = LogFormat(
     title="torchtitan",
     source="torchtitan 0.3.0, torchtitan/components/metrics.py (MetricsProcessor.log)",
     step=re.compile(
-        rf"\bstep:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>{_NUMBER})\s.*?memory:\s*(?P<reserved>{_NUMBER})GiB"
+        rf"(?<!validate )\bstep:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>{_NUMBER})\s.*?memory:\s*(?P<reserved>{_NUMBER})GiB"
         rf"\(.*?tps: (?P<tokens_per_s>{_NUMBER})"
     ),
 )
@@ -94,7 +94,8 @@ DEEPSPEED = LogFormat(
     title="DeepSpeed",
     source="DeepSpeed 0.19, deepspeed/utils/timer.py (ThroughputTimer.stop)",
     step=re.compile(
-        rf"global_step=(?P<step>\d+), RunningAvgSamplesPerSec={_NUMBER}, CurrSamplesPerSec=(?P<samples_per_s>{_NUMBER}), "
+        rf"global_step=(?P<step>\d+), RunningAvgSamplesPerSec={_NUMBER}, "
+        rf"CurrSamplesPerSec=(?P<samples_per_s>{_NUMBER}), "
         rf"MemAllocated={_NUMBER}GB, MaxMemAllocated=(?P<allocated>{_NUMBER})GB"
     ),
 )
@@ -165,12 +166,16 @@ _KINDS: tuple[tuple[FailureKind, re.Pattern[str]], ...] = (
         "out-of-memory",
         re.compile(r"OutOfMemoryError|CUDA out of memory|can't allocate memory|\bMemoryError\b|hipErrorOutOfMemory"),
     ),
-    ("timeout", re.compile(r"Watchdog caught collective operation timeout|Timed out waiting|DistStoreError.*[Tt]imed out")),
+    (
+        "timeout",
+        re.compile(r"Watchdog caught collective operation timeout|Timed out waiting|DistStoreError.*[Tt]imed out"),
+    ),
     ("killed", re.compile(r"Signal \d+ \(SIG(?:KILL|SEGV|BUS|ABRT)\) received|exitcode\s*: -\d+")),
     ("mismatch", re.compile(r"world[ _]size.*(?:not divisible|must be|does not|!=)", re.IGNORECASE)),
 )
 _RAISED = re.compile(
-    r"^(?:\[(?:default)?(?:rank)?(?P<rank>\d+)\]:?\s*)?(?P<error>(?:[A-Za-z_][\w.]*(?:Error|Exception)\b|\S+\.py: error:).*)$"
+    r"^(?:\[(?:default)?(?:rank)?(?P<rank>\d+)\]:?\s*)?"
+    r"(?P<error>(?:[A-Za-z_][\w.]*(?:Error|Exception)\b|\S+\.py: error:).*)$"
 )
 _CONSEQUENCES = re.compile(r"ChildFailedError|SignalException|Connection (?:reset|closed|refused)|Broken pipe")
 """What the other processes and the launcher say once one process has failed."""
