@@ -89,7 +89,8 @@ def test_torchtitan(colour: bool) -> None:
             torchtitan_line(1, 12.25, 0.97, 131, colour),
             torchtitan_line(9, -1.0, 31.5, 8192, colour),
             torchtitan_line(9, 11.5, 33.25, 8190, colour),
-            "[titan] 2026-08-22 10:11:13,345 - root - INFO - validate step:  9  loss: 10.0  memory: 90.00GiB(9%)  tps: 1",
+            "[titan] 2026-08-22 10:11:13,345 - root - INFO - "
+            "validate step:  9  loss: 10.0  memory: 90.00GiB(9%)  tps: 1",
         ]
     )
     read = read_log(text, TORCHTITAN, AMOUNTS)
@@ -101,9 +102,11 @@ def test_torchtitan(colour: bool) -> None:
 def test_deepspeed() -> None:
     """Samples per second become seconds of a step."""
     text = (
-        "[2026-08-22 10:11:12,345] [INFO] [logging.py:107:log_dist] [Rank 0] step=4, skipped=0, lr=[0.00015], mom=[(0.9, 0.95)]\n"
+        "[2026-08-22 10:11:12,345] [INFO] [logging.py:107:log_dist] [Rank 0] step=4, skipped=0, lr=[0.00015], "
+        "mom=[(0.9, 0.95)]\n"
         "[2026-08-22 10:11:12,346] [INFO] [timer.py:264:stop] epoch=0/micro_step=8/global_step=4, "
-        "RunningAvgSamplesPerSec=25.025771473496132, CurrSamplesPerSec=32.0, MemAllocated=4.32GB, MaxMemAllocated=38.49GB\n"
+        "RunningAvgSamplesPerSec=25.025771473496132, CurrSamplesPerSec=32.0, MemAllocated=4.32GB, "
+        "MaxMemAllocated=38.49GB\n"
     )
     read = read_log(text, DEEPSPEED, AMOUNTS)
     assert read.seconds == {4: 2.0}
@@ -113,7 +116,10 @@ def test_deepspeed() -> None:
 @pytest.mark.parametrize("rate", ["inf", "-inf", "nan", "0.0"])
 def test_rates_that_are_none(rate: str) -> None:
     """DeepSpeed prints such rates before its timer runs: they are no times."""
-    text = f"global_step=1, RunningAvgSamplesPerSec={rate}, CurrSamplesPerSec={rate}, MemAllocated=0.0GB, MaxMemAllocated=0.0GB"
+    text = (
+        f"global_step=1, RunningAvgSamplesPerSec={rate}, CurrSamplesPerSec={rate}, MemAllocated=0.0GB, "
+        "MaxMemAllocated=0.0GB"
+    )
     read = read_log(text, DEEPSPEED, AMOUNTS)
     assert (read.seconds, read.memory) == ({}, {})
 
@@ -152,8 +158,8 @@ ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
         (["RuntimeError: world size (6) is not divisible by 8"], ["mismatch"], None),
         (
             [
-                "[rank1]:[E822 10:11:12.3 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
-                "WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out."
+                "[rank1]:[E822 10:11:12.3 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation "
+                "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out."
             ],
             ["timeout"],
             None,
