@@ -1,7 +1,7 @@
 """A short run of the framework that a plan is for: its own program on the rendered files, with mock data.
 
-Megatron-LM, DeepSpeed and torchtitan train on GPUs only, so on a machine without one they are refused; a plan of the
-``fsdp`` backend for CPUs trains there.  What was measured is read from the log and compared with the estimate."""
+Megatron-LM, DeepSpeed and torchtitan train on GPUs only, so on a machine without them the run is refused.  What was
+measured is read from the framework's log and compared with the estimate of its own backend."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from planner.specs.validation import (
     StepMeasure,
     ValidationReport,
 )
+from planner.units import counted
 from planner.version import __version__
 from planner_validate import keeper
 from planner_validate.framework_logs import LogFormat, RunLog, read_log
@@ -49,37 +50,33 @@ def run(document: PlanDocument, options: Options, progress: Progress) -> Validat
     MissingExtraError where the framework or a device is not there."""
     framework = framework_of(document)
     check_installed(framework)
-    device = checked_device(document, framework)
-    launch = prepared(document, framework, options.steps, device)
+    check_devices(document, framework)
+    launch = prepared(document, framework, options.steps)
     progress(f"starting {framework.log.title}")
     with tempfile.TemporaryDirectory(prefix="planner-framework-") as folder:
         write_files(Path(folder) / "plan", launch.files)
         outcome = watched(launch, Path(folder), framework.log, options.timeout_s, progress)
     log = read_log(outcome.output, framework.log, amounts(document.best.strategy))
-    return report(document, framework, device, log, outcome)
+    return report(document, framework, log, outcome)
 
 
-def checked_device(document: PlanDocument, framework: Framework) -> str:
-    """``cuda`` or ``cpu``; MissingExtraError where this machine has too few devices for the plan or of another kind."""
-    wanted = document.best.strategy.gpus
+def check_devices(document: PlanDocument, framework: Framework) -> None:
+    """MissingExtraError where this machine has too few GPUs for the plan, or the plan is for none."""
     accelerator = document.request.cluster.accelerator
     if accelerator.synchronous:
-        if framework.on_cpu:
-            return "cpu"
         raise MissingExtraError(
             f"{framework.log.title} trains on GPUs only",
             where="--with-framework",
             got=f"a plan for {accelerator.id}",
             hint="leave --with-framework out: PyTorch alone runs the plan on processors",
         )
-    there = visible_gpus()
+    wanted, there = document.best.strategy.gpus, visible_gpus()
     if there < wanted:
         raise MissingExtraError(
-            f"the plan needs {wanted} GPUs and this machine shows {there}",
+            f"the plan needs {counted(wanted, 'GPU')} and this machine shows {there}",
             where="--with-framework",
             hint="start it where the GPUs are, or use --memory-only, which needs none",
         )
-    return "cuda"
 
 
 def visible_gpus() -> int:
@@ -154,9 +151,7 @@ def _tell(output: Path, form: LogFormat, progress: Progress) -> None:
         progress(f"step {max(steps)}")
 
 
-def report(
-    document: PlanDocument, framework: Framework, device: str, log: RunLog, outcome: Outcome
-) -> ValidationReport:
+def report(document: PlanDocument, framework: Framework, log: RunLog, outcome: Outcome) -> ValidationReport:
     """What was read beside what was predicted."""
     best = document.best
     estimate = best.estimate
@@ -191,7 +186,7 @@ def report(
         strategy=best.strategy,
         estimate=estimate,
         environment=RunEnvironment(
-            device=device,
+            device=document.request.cluster.accelerator.id,
             devices=best.strategy.gpus,
             hosts=(socket.gethostname(),),
             versions=installed_versions(framework),

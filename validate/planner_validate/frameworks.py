@@ -41,13 +41,12 @@ class Framework:
     """What to do where they are missing."""
     environment: Callable[[int], Mapping[str, str]]
     """Variables of the rendered launch script for so many steps."""
-    arguments: Callable[[int, str], tuple[str, ...]]
-    """What follows ``launch.sh``, for so many steps on a device."""
+    arguments: Callable[[int], tuple[str, ...]]
+    """What follows ``launch.sh``, for so many steps."""
     cleared: tuple[str, ...] = ()
     """Variables of a user's own job that would read his data or write his checkpoints."""
     adapt: Callable[[PlanDocument, Files], Files] = field(default=lambda _document, files: files)
     """Changes the rendered files and adds to them what a run without data needs."""
-    on_cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Launch:
     environment: dict[str, str]
 
 
-def _no_arguments(steps: int, device: str) -> tuple[str, ...]:
+def _no_arguments(steps: int) -> tuple[str, ...]:
     return ()
 
 
@@ -106,8 +105,9 @@ def _mock_corpus(document: PlanDocument, files: Files) -> Files:
 
 
 def _deepspeed_files(document: PlanDocument, files: Files) -> Files:
-    """Reports every step instead of every tenth; adds the model's dimensions for the script."""
-    config = json.loads(files["ds_config.json"]) | {"steps_per_print": 1}
+    """Reports every step, and at a level that is shown (DeepSpeed 0.19 hides it by default); adds what the script
+    builds."""
+    config = json.loads(files["ds_config.json"]) | {"steps_per_print": 1, "log_level": "info"}
     described = {"model": document.request.model, "job": document.request.job, "strategy": document.best.strategy}
     plan = {name: spec.model_dump(mode="json") for name, spec in described.items()}
     return files | {"ds_config.json": json.dumps(config, indent=2) + "\n", "plan_parts.json": json.dumps(plan) + "\n"}
@@ -126,7 +126,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         install="install Megatron-LM with Transformer Engine (NVIDIA's PyTorch container has both) and set "
         "MEGATRON_PATH to a checkout of https://github.com/NVIDIA/Megatron-LM",
         environment=lambda steps: {"TRAIN_ITERS": str(steps), "WARMUP_ITERS": "1"},
-        arguments=lambda steps, device: ("--exit-interval", str(steps)),
+        arguments=lambda steps: ("--exit-interval", str(steps)),
         cleared=("DATA_PATH", "TOKENIZER_MODEL", "CHECKPOINT_DIR", "SAVE_INTERVAL"),
     ),
     "deepspeed": Framework(
@@ -135,7 +135,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         distributions=("torch", "deepspeed"),
         install="pip install deepspeed",
         environment=_deepspeed_environment,
-        arguments=lambda steps, device: ("--steps", str(steps)),
+        arguments=lambda steps: ("--steps", str(steps)),
         adapt=_deepspeed_files,
     ),
     "torchtitan": Framework(
@@ -157,9 +157,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
         distributions=("torch",),
         install='pip install "parallel-planner[validate]"',
         environment=lambda steps: {},
-        arguments=lambda steps, device: ("--steps", str(steps), *(("--cpu",) if device == "cpu" else ())),
+        arguments=lambda steps: ("--steps", str(steps)),
         cleared=("TRAIN_SCRIPT",),
-        on_cpu=True,
     ),
 }
 """Backends whose program can be started from the rendered files alone."""
@@ -220,7 +219,7 @@ def installed_versions(framework: Framework) -> dict[str, str]:
     return versions
 
 
-def prepared(document: PlanDocument, framework: Framework, steps: int, device: str) -> Launch:
+def prepared(document: PlanDocument, framework: Framework, steps: int) -> Launch:
     """The files, the command and the environment of a run of ``steps`` optimizer steps on this machine."""
     nodes = document.request.cluster.nodes
     if nodes > 1:
@@ -235,9 +234,7 @@ def prepared(document: PlanDocument, framework: Framework, steps: int, device: s
     # launch.sh calls torchrun by name: that of this interpreter.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     environment["PYTHONUNBUFFERED"] = "1"
-    if device == "cpu":
-        environment["OMP_NUM_THREADS"] = "1"
-    return Launch(files, ("bash", "launch.sh", *framework.arguments(steps, device)), environment)
+    return Launch(files, ("bash", "launch.sh", *framework.arguments(steps)), environment)
 
 
 def amounts(strategy: Strategy) -> Amounts:

@@ -3,7 +3,6 @@
     ./launch.sh                                                      the plan on its GPUs
     torchrun --standalone --nproc-per-node 8 example_train.py --tiny    the same structure on CPUs, tiny model
     python example_train.py --tiny --reference                       one process, for comparing the losses
-    torchrun --standalone --nproc-per-node 8 example_train.py --cpu     the plan itself on CPUs (small models)
 
 It shows where each call belongs; replace model, data and schedule by your own.
 """
@@ -136,7 +135,7 @@ def build_model(size: dict[str, int], options: argparse.Namespace, device: str) 
 
 def train(options: argparse.Namespace) -> list[float]:
     """Train for some steps and return the loss of each."""
-    device = "cuda" if torch.cuda.is_available() and not on_cpu(options) else "cpu"
+    device = "cuda" if torch.cuda.is_available() and not options.tiny else "cpu"
     size = TINY if options.tiny else DIMENSIONS
     if size is None:
         raise SystemExit("this example builds dense Llama-like models only: call parallelize() from your own training script")
@@ -172,11 +171,6 @@ def train(options: argparse.Namespace) -> list[float]:
             print(f"step {step + 1}  loss {losses[-1]}  {seconds:.4f} s  peak {peak:.2f} GiB", flush=True)
     return losses
 
-
-def on_cpu(options: argparse.Namespace) -> bool:
-    return options.tiny or options.cpu
-
-
 def one_micro_batch(model, mesh, tokens, labels, positions, parts):  # type: ignore[no-untyped-def]
     """Forward and backward of one micro-batch; returns its share of the step's loss."""
     if mesh is None:
@@ -194,7 +188,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--tiny", action="store_true", help="tiny model in fp32 on CPUs")
     parser.add_argument("--reference", action="store_true", help="with --tiny: one process, nothing parallel")
-    parser.add_argument("--cpu", action="store_true", help="the plan itself on CPUs")
     options = parser.parse_args()
     if options.reference and not options.tiny:
         parser.error("--reference needs --tiny")
@@ -203,17 +196,17 @@ def main() -> None:
         return
     if options.tiny:
         torch.set_num_threads(1)
-    if not on_cpu(options):
+    else:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # Offloaded gradients lie in host memory, so their norm is reduced by gloo.
-    dist.init_process_group("gloo" if on_cpu(options) else "cpu:gloo,cuda:nccl")
+    dist.init_process_group("gloo" if options.tiny else "cpu:gloo,cuda:nccl")
     losses = train(options)
     if dist.get_rank() == 0:
         print("losses " + json.dumps(losses), flush=True)
     # No process may leave while another still talks to it.
     dist.barrier()
     dist.destroy_process_group()
-    if on_cpu(options):
+    if options.tiny:
         # Threads of gloo can outlive the interpreter and abort a run that has finished.
         sys.stdout.flush()
         os._exit(0)
