@@ -187,12 +187,16 @@ def busiest(results: Sequence[RankResult]) -> tuple[CollectiveUse, ...]:
 
 
 def mean_losses(results: Sequence[RankResult]) -> tuple[float, ...]:
-    """Loss of every step that a rank knows, warm-up included."""
-    for result in results:
-        known = [step.loss for step in (*result.warmup, *result.steps)]
-        if known and all(loss is not None for loss in known):
-            return tuple(loss for loss in known if loss is not None)
-    return ()
+    """Losses of the steps, warm-up included, by the rank that knows most of them."""
+    known = [
+        tuple(step.loss for step in (*result.warmup, *result.steps) if step.loss is not None) for result in results
+    ]
+    return max(known, key=len, default=())
+
+
+def steps_made(results: Sequence[RankResult]) -> int:
+    """Optimizer steps of a rank, warm-up included."""
+    return max((len(result.warmup) + len(result.steps) for result in results), default=0)
 
 
 def worst_gradients(results: Iterable[RankResult]) -> GradientCheck | None:
@@ -233,7 +237,9 @@ def report(
     terms, parts = compare_time_terms(estimate, times, collectives), compare_memory_terms(estimate, results)
     gradients, losses = worst_gradients(results), mean_losses(results)
     profiled = found.document.request.profile is not None
-    wrong = unsound(gradients, losses)
+    # JSON has no number for a loss that is none, so such a step is without.
+    lost = mode == "run" and len(losses) < steps_made(results)
+    wrong = unsound(gradients, losses, finite=not lost)
     told: list[str] = list(wrong)
     if step is not None and not step.within:
         causes = time_suspects(step, terms, profiled=profiled)
@@ -287,7 +293,9 @@ def _about(results: Sequence[RankResult], times: StepTimes | None, mode: RunMode
             f"step time: median of {len(times.seconds)} steps, each as long as its slowest rank took; spread: half of "
             "the interquartile range over the median"
         )
-    if results and memory_figure(results) == "allocated":
+    if results and worst_rank(results) is None:
+        notes.append("peak memory was not measured")
+    elif results and memory_figure(results) == "allocated":
         notes.append("memory: largest sum of live tensors of a rank; interpreter and libraries are not in it")
     if any(result.collectives for result in results) and mode == "run":
         notes.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,11 +43,11 @@ def check_out(out: Path, *, force: bool) -> None:
         folder, stem = places(out)
         taken = [folder / f"{stem}{suffix}" for suffix in SUFFIXES if (folder / f"{stem}{suffix}").exists()]
         home = next((parent for parent in (folder, *folder.absolute().parents) if parent.exists()), Path("/"))
-        writable = home.is_dir() and os.access(home, os.W_OK)
+        # Whether a file can really be made there no permission bits tell.
+        with tempfile.TemporaryFile(dir=home):
+            pass
     except (OSError, ValueError) as problem:
-        raise _unusable(out, str(problem)) from problem
-    if not writable:
-        raise _unusable(out, f"{home} is not a folder that can be written to")
+        raise _unusable(out, getattr(problem, "strerror", None) or str(problem)) from problem
     if taken and not force:
         raise InputError(
             f"these files exist already: {', '.join(path.name for path in taken)}",

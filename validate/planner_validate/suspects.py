@@ -4,10 +4,9 @@ A suspect is not a proof: it names the term that explains most of the gap and th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
-from planner.specs.validation import Comparison, GradientCheck
+from planner.specs.validation import Comparison, GradientCheck, GroupKind
 from planner.units import duration, percent
 from planner_validate.terms import BETWEEN, FORWARD_BACKWARD, OPTIMIZER, traffic_name
 
@@ -45,7 +44,7 @@ _FAST: Mapping[str, str] = {
     OPTIMIZER: "the update is faster than predicted",
     BETWEEN: "less time passes between steps than predicted",
 }
-_GROUPS: Mapping[str, str] = {
+_GROUPS: Mapping[GroupKind, str] = {
     "tp": "tensor-parallel",
     "cp": "context-parallel",
     "dp": "data-parallel",
@@ -55,7 +54,7 @@ _GROUPS: Mapping[str, str] = {
 }
 
 
-def unsound(gradients: GradientCheck | None, losses: Sequence[float]) -> tuple[str, ...]:
+def unsound(gradients: GradientCheck | None, losses: Sequence[float], *, finite: bool = True) -> tuple[str, ...]:
     """What makes a run worthless as training, whatever its speed."""
     found = []
     if gradients is not None and not gradients.passed:
@@ -64,7 +63,7 @@ def unsound(gradients: GradientCheck | None, losses: Sequence[float]) -> tuple[s
             f"(allowed {gradients.tolerance:g}), most in {gradients.worst_parameter or 'an unnamed parameter'}: "
             "the parallel form computes something else"
         )
-    if any(not math.isfinite(loss) for loss in losses):
+    if not finite:
         found.append("the loss is not finite: look at the precision and at loss scaling")
     elif len(losses) > 1 and losses[-1] >= losses[0]:
         found.append(
@@ -86,7 +85,7 @@ def time_suspects(step: Comparison, terms: Sequence[Comparison], *, profiled: bo
     if part is None:
         found.append("no part of the step was measured apart")
     else:
-        found.append(_waiting(part, terms) or _part(part))
+        found.append(_waiting(part, terms) or _part(part, terms))
     if not profiled:
         found.append(CALIBRATE)
     return tuple(found)
@@ -100,9 +99,14 @@ def _gap(term: Comparison) -> float:
     return 0.0 if term.measured is None else abs(term.measured - term.predicted)
 
 
+def _waits() -> dict[str, str]:
+    """Names of the terms of traffic with the words for their groups."""
+    return {traffic_name(kind): words for kind, words in _GROUPS.items()}
+
+
 def _waiting(part: Comparison, terms: Sequence[Comparison]) -> str | None:
     """The group whose traffic explains most of the gap of forward and backward, if one does."""
-    names = {traffic_name(kind): words for kind, words in _GROUPS.items()}  # type: ignore[arg-type]
+    names = _waits()
     waits = _largest_gap([term for term in terms if term.name in names and term.measured is not None])
     if part.name != FORWARD_BACKWARD or waits is None or waits.measured is None or part.measured is None:
         return None
@@ -115,10 +119,13 @@ def _waiting(part: Comparison, terms: Sequence[Comparison]) -> str | None:
     return f"{told}: the links are faster than the estimate assumes"
 
 
-def _part(part: Comparison) -> str:
+def _part(part: Comparison, terms: Sequence[Comparison]) -> str:
     measured = part.measured or 0.0
     why = (_SLOW if measured > part.predicted else _FAST)[part.name]
-    return f"{part.name} takes {duration(measured)} instead of {duration(part.predicted)}: {why}"
+    told = f"{part.name} takes {duration(measured)} instead of {duration(part.predicted)}: {why}"
+    if part.name == FORWARD_BACKWARD and any(term.name in _waits() and term.measured is None for term in terms):
+        told += "; or its traffic, which was not timed apart, takes the difference"
+    return told
 
 
 def memory_suspect(peak: Comparison, terms: Sequence[Comparison]) -> str:
