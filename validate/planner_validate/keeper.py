@@ -1,8 +1,8 @@
 """Runs one program and sees to it that nothing of it outlives this process or the one that started it.
 
-Needs the standard library only and runs as a script, between ``planner`` and the launcher of a run.  Launchers put their
-workers into sessions of their own, where no signal to a group reaches them; so every process of the run carries a
-mark in its environment, and what carries it is ended."""
+Needs the standard library only and runs as a script, between ``planner`` and the launcher of a run.  Launchers put
+their workers into sessions of their own, where no signal to a group reaches them; so every process of the run carries
+a mark in its environment, and what carries it is ended."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ GRACE_S = 3.0
 """Between the request to end and the kill."""
 _PROC = Path("/proc")
 _POLL_S = 0.1
+_KILLS = 20
+"""Rounds of killing: a process may start another one between two of them."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -71,10 +73,7 @@ def end_all(mark: str, grace_s: float = GRACE_S) -> bool:
     _signal(mark, signal.SIGCONT)
     if _gone(mark, grace_s):
         return True
-    for _ in range(20):
-        if not _signal(mark, signal.SIGKILL) or _gone(mark, 0.5):
-            return True
-    return False
+    return any(not _signal(mark, signal.SIGKILL) or _gone(mark, 0.5) for _ in range(_KILLS))
 
 
 def _signal(mark: str, number: signal.Signals) -> int:
@@ -123,35 +122,32 @@ def _adopt_orphans() -> None:
         _adopts = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
-class _Stop(Exception):  # noqa: N818 - a request, not an error
-    """Somebody asked for the end."""
-
-
-def _stop(number: int, _frame: object) -> None:
-    raise _Stop(signal.Signals(number).name)
-
-
 def keep(command: list[str], mark: str) -> int:
     """Run the command until it ends, the standard input closes (the starter is gone) or a signal comes; then end all
-    that is left of it.  The command's exit code, or 128 + 15 where it was ended."""
+    that is left of it.  The command's exit code (128 + number after a signal), or 128 + 15 where it was ended."""
     _adopt_orphans()
-    ended = 128 + signal.SIGTERM
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, _stop)
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603 - the command of our own caller
-        while (code := child.poll()) is None:
-            ready, _, _ = select.select([sys.stdin.buffer], [], [], _POLL_S)
-            if ready and not os.read(sys.stdin.fileno(), 4096):
-                break
-        else:
-            ended = code if code >= 0 else 128 - code
-    except _Stop:
-        pass
+    asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+        # Noted only: an exception out of a handler could come in the middle of the clean-up.
+        signal.signal(number, lambda signalled, _: asked.append(signalled))
+    child = subprocess.Popen(  # noqa: S603 - the command of our own caller
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+    )
+    code = child.poll()
+    while code is None and not asked and not _closed():
+        code = child.poll()
     end_all(mark)
-    return ended
+    if code is None:
+        return 128 + signal.SIGTERM
+    return code if code >= 0 else 128 - code
+
+
+def _closed() -> bool:
+    """Whether the starter has closed its end of the standard input; waits a moment for it."""
+    ready, _, _ = select.select([sys.stdin.fileno()], [], [], _POLL_S)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
 
 
 if __name__ == "__main__":

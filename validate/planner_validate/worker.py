@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig, StepMeasure
 from planner_validate.gradients import check_gradients
+from planner_validate.keeper import die_with_parent
 from planner_validate.training import Trainer, build
 
 DETAIL_LINES = 40
@@ -63,6 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args(arguments)
+    # Whatever happens to the launcher, no rank stays behind.
+    die_with_parent()
     # Nothing here changes a module's output in place, which is all that this warning is about.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     rank = int(os.environ.get("RANK", "0"))
