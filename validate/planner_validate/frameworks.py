@@ -19,6 +19,7 @@ from planner.render import render_plan
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
 from planner_validate.framework_logs import DEEPSPEED, MEGATRON, OWN_SCRIPT, TORCHTITAN, Amounts, LogFormat
+from planner_validate.launching import surroundings
 
 Files = dict[str, str]
 
@@ -54,7 +55,8 @@ class Launch:
     """A rendered plan, ready to be started."""
 
     files: Files
-    command: tuple[str, ...]
+    arguments: tuple[str, ...]
+    """Of launch.sh."""
     environment: dict[str, str]
 
 
@@ -229,12 +231,12 @@ def prepared(document: PlanDocument, framework: Framework, steps: int) -> Launch
             hint="plan for one node (`planner suggest --gpus N`), or start the rendered files on the cluster yourself",
         )
     files = framework.adapt(document, render_plan(document))
-    environment = {name: value for name, value in os.environ.items() if name not in framework.cleared}
+    inherited = surroundings(threads=1, device="cuda")
+    environment = {name: value for name, value in inherited.items() if name not in framework.cleared}
     environment |= framework.environment(steps)
     # launch.sh calls torchrun by name: that of this interpreter.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    environment["PYTHONUNBUFFERED"] = "1"
-    return Launch(files, ("bash", "launch.sh", *framework.arguments(steps)), environment)
+    return Launch(files, framework.arguments(steps), environment)
 
 
 def amounts(strategy: Strategy) -> Amounts:
