@@ -73,7 +73,7 @@ def validate(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--out", help="Folder or prefix of the report (.json, .md, .svg), or of the job.", rich_help_panel=o.OUTPUT
         ),
@@ -152,7 +152,7 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class _Outputs:
-    out: Path | None
+    out: str | None
     record: Path | None
     force: bool
     as_json: bool
@@ -198,7 +198,7 @@ def _write(found: ValidationReport, to: _Outputs) -> None:
 
 
 def _write_job(
-    document: PlanDocument, options: Options, launcher: str, out: Path | None, *, force: bool, as_json: bool
+    document: PlanDocument, options: Options, launcher: str, out: str | None, *, force: bool, as_json: bool
 ) -> None:
     """The files that start the run as a job of a cluster."""
     from planner import service
@@ -213,10 +213,10 @@ def _write_job(
             allowed="--launcher together with --out FOLDER",
             hint="add --out FOLDER",
         )
-    service.check_output(out, launcher)
+    service.check_output(Path(out), launcher)
     found = plans.prepared(document, options)
     files = service.render_document(found.document, launcher=launcher)
-    written = service.write_document(files, out, force=force)
+    written = service.write_document(files, Path(out), force=force)
     if as_json:
         told = {"lost": list(found.changed), "warnings": list(found.notes)}
         problems.print_json({"files": files, "written": [str(path) for path in written], **told})

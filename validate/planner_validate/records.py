@@ -4,6 +4,7 @@ calibrate`."""
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +162,14 @@ def check_record(path: Path) -> None:
     try:
         folder = path.absolute().parent
         usable = path.is_file() or not path.exists()
-        writable = os.access(path if path.exists() else folder, os.W_OK) and folder.is_dir()
+        if path.exists():
+            usable = usable and os.access(path, os.W_OK)
+        else:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except (OSError, ValueError):
-        usable, writable = False, False
-    if not usable or not writable or path.suffix == ".gz":
+        usable = False
+    if not usable or path.suffix == ".gz":
         raise InputError(
             "records cannot be added to this",
             where=OPTION,

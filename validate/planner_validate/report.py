@@ -29,15 +29,16 @@ DETAIL_LINES = 20
 _STYLE: dict[Any, Any] = {"svg.hashsalt": "planner", "svg.fonttype": "none", "font.size": 9.0}
 
 
-def places(out: Path) -> tuple[Path, str]:
-    """Folder and stem of the files: inside a folder that exists or is named with a slash, else beside a prefix."""
-    if out.is_dir() or str(out).endswith(os.sep):
-        return out, STEM
-    stem = out.name.removesuffix(out.suffix) if out.suffix in SUFFIXES else out.name
-    return out.parent, stem or STEM
+def places(out: str) -> tuple[Path, str]:
+    """Folder and stem of the files: inside a folder that exists or is named with a slash at its end, else beside each
+    other under a prefix."""
+    path = Path(out)
+    if path.is_dir() or out.endswith(os.sep):
+        return path, STEM
+    return path.parent, path.stem if path.suffix in SUFFIXES else path.name
 
 
-def check_out(out: Path, *, force: bool) -> None:
+def check_out(out: str, *, force: bool) -> None:
     """Refuse a place that cannot be written before anything is run for it."""
     try:
         folder, stem = places(out)
@@ -57,17 +58,17 @@ def check_out(out: Path, *, force: bool) -> None:
         )
 
 
-def _unusable(out: Path, why: str) -> InputError:
+def _unusable(out: str, why: str) -> InputError:
     return InputError(
         f"the report cannot be written there: {why}",
         where="--out",
-        got=shown(str(out)),
+        got=shown(out),
         allowed="a folder, or a folder and a prefix",
         hint="choose a place that you may write to",
     )
 
 
-def write(report: ValidationReport, out: Path, *, force: bool) -> tuple[list[Path], str]:
+def write(report: ValidationReport, out: str, *, force: bool) -> tuple[list[Path], str]:
     """Write all files or none; their paths, and why there is no picture (empty: there is one)."""
     folder, stem = places(out)
     files = {
