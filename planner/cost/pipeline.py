@@ -33,6 +33,24 @@ def bubble_factor(work: Work) -> FloatArray:
     return np.where(schedule == ZB_H2, one_pass * missing / np.maximum(pp - 1.0, 1.0), factor)
 
 
+def rank_weights(work: Work) -> tuple[FloatArray, FloatArray]:
+    """Weights of the slowest rank's micro-batch time and of all others' in a step: m and the bubble factor.
+
+    With o ranks on a core those of an idle rank speed the others up: a step takes whichever is longer, all work on all
+    cores (m micro-batches of the average rank's time) or the chain of m + factor (p - 1) of them at a whole core's
+    speed, which is o times as fast."""
+    ranks, m, pp, factor = work.context.cluster.ranks_per_core, work.micro_batches, work.batch.pp, bubble_factor(work)
+    if ranks == 1.0:
+        return m, factor
+    chained = (m + factor * (pp - 1.0)) / ranks >= m
+    shared = (pp > 1) & ~chained
+    spread = m / pp
+    return (
+        np.where(pp == 1, m, np.where(shared, spread, m / ranks)),
+        np.where(shared, spread, factor / ranks),
+    )
+
+
 def in_flight(work: Work, pp: int) -> FloatArray:
     """(N, P) micro-batches' worth of a rank's whole stage alive at the peak; rank 0 holds most."""
     m = work.micro_batches[:, None]
