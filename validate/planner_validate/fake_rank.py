@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measured(config: RunConfig, rank: int, post: Post) -> RankResult:
-    """Memory by term of the rank's second step, after the optimizer has its states."""
+    """Memory by term of one step of the rank whose optimizer has its states."""
     torch.set_num_threads(config.threads)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.strategy.gpus)
     try:
@@ -64,11 +64,11 @@ def measured(config: RunConfig, rank: int, post: Post) -> RankResult:
         trainer.scale = LossScale(active=False)
         _skip_vote(trainer.schedule)
         with mode:
-            post.phase("first step")
-            _step(trainer, 0)
+            _make_states(trainer)
             post.phase("observed step")
             with Traced(trainer) as observer, observer.without_shapes():
-                _step(trainer, 1)
+                tokens, targets = trainer.batch(0)
+                trainer.update(trainer.forward_backward(tokens, targets))
         return RankResult(
             rank=rank,
             world_size=config.strategy.gpus,
@@ -113,10 +113,12 @@ class Traced(Observer):
             ShardingPropagator._propagate_tensor_meta_non_cached = original
 
 
-def _step(trainer: Trainer, index: int) -> None:
-    """An optimizer step without its clock: there is nobody to wait for and no value to read."""
-    tokens, targets = trainer.batch(index)
-    trainer.update(trainer.forward_backward(tokens, targets))
+def _make_states(trainer: Trainer) -> None:
+    """Give the optimizer the states that it has after a first step."""
+    for _, parameter in trainer.named_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad(set_to_none=True)
 
 
 def _elements(parameter: torch.nn.Parameter) -> int:

@@ -182,7 +182,9 @@ class Observer(TorchDispatchMode):
         """A tensor is saved for the backward pass."""
         if not isinstance(tensor, DTensor):
             self._note(tensor)
-            self._saved.add(tensor.untyped_storage()._cdata)
+            # Logits and what their loss keeps come and go with one micro-batch: plans count them as buffers.
+            if not self.trainer.losing:
+                self._saved.add(tensor.untyped_storage()._cdata)
         else:
             self._keep(tensor._local_tensor)
         return tensor

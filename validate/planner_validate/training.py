@@ -103,6 +103,8 @@ class Trainer:
     scale: LossScale = field(default_factory=lambda: LossScale(active=False))
     agreeing: bool = False
     """All ranks are exchanging loss and norm, on a process group that may also serve as a group of the plan."""
+    losing: bool = False
+    """The loss is being computed from logits."""
 
     @property
     def is_last(self) -> bool:
@@ -125,6 +127,7 @@ class Trainer:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Share of one micro-batch in the mean loss of the global batch, times the loss scale."""
         s = self.config.strategy
+        self.losing = True
         flat = logits.flatten(0, 1).float()
         del logits
         if s.tp > 1:
@@ -132,6 +135,7 @@ class Trainer:
         loss = functional.cross_entropy(flat, targets.flatten())
         if isinstance(loss, DTensor):
             loss = loss.to_local()
+        self.losing = False
         return loss * (self.scale.value / (s.grad_accum * s.dp * s.cp))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
