@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.plan import PlanDocument
 from planner_validate import keeper
 from planner_validate.launching import Folder, torchrun
 from planner_validate.options import Options
 from planner_validate.running import run
-from tests.validate.runs import planned, processes_of
+from tests.validate.runs import TINY, planned, processes_of
 
 pytest.importorskip("torch", reason="the runs need it")
 pytestmark = pytest.mark.torch
@@ -137,13 +138,22 @@ def limited(limit: str) -> Callable[[Folder, int], list[str]]:
     return command
 
 
-def test_out_of_memory() -> None:
+def test_out_of_memory(tmp_path: Path) -> None:
     """A model that does not fit into what a process may take: which rank, in which phase, and no traceback hunt."""
-    document = planned(gpus=2, seq_len=16384)
-    made = run(document, Options(check_gradients=False), command=limited("-v 4000000"))
+    wide = tmp_path / "wide.yaml"
+    wide.write_text(TINY.read_text().replace("vocab: 2048", "vocab: 500000"))
+    document = estimate(
+        str(wide),
+        ClusterInput(gpu="cpu", gpus=2),
+        JobInput(seq_len=64, global_batch=2, precision="fp32"),
+        StrategyInput(zero_stage=3),
+        backend="pytorch",
+    )
+    made = run(document, Options(check_gradients=False), command=limited("-v 1100000"))
     assert made.verdict == "failed"
     assert made.failures[0].kind == "out-of-memory"
-    assert made.failures[0].phase.endswith("step 1")
+    assert made.failures[0].rank is not None
+    assert made.failures[0].phase in ("building the model", "warm-up step 1")
     assert made.step_time is None
 
 
