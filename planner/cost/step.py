@@ -363,10 +363,11 @@ class Step:
         bucket = np.minimum(1.0, self.work.context.backend.habits.bucket_params / np.maximum(self.rank_params, 1.0))
         even = self.work.context.model.layers / self.pp
         average = sum((t.once for t in self.layer_traffic), self.work.zeros()) / len(self.layer_traffic) * even
+        slowest_weight, others_weight = pipeline.rank_weights(self.work)
         return StageModel(
             pp=self.pp,
-            micro_batches=self.work.micro_batches,
-            bubble_factor=pipeline.bubble_factor(self.work),
+            slowest_weight=slowest_weight,
+            others_weight=others_weight,
             layer_time_s=slow * self.layer_time_s,
             recompute_time_s=slow * self.recompute_time_s,
             first_time_s=slow * (self.first_time.total() + first_moved.forward + first_moved.backward),
@@ -417,7 +418,7 @@ class Step:
             "last_host_bytes": host[-1],
             "fixed_host_bytes": self.fixed_host,
             "local_ranks": np.full(len(self.work.batch), float(self.work.context.cluster.local_gpus)),
-            "memory_factor": np.full(len(self.work.batch), self.work.context.backend.habits.allocator_factor),
+            "memory_factor": np.full(len(self.work.batch), self.work.context.memory_factor),
             "device_overhead_bytes": self.device_overhead,
         }
 
