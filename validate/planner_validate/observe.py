@@ -1,6 +1,6 @@
 """What one step of a rank keeps in memory, term by term at its peak, and which collectives it calls.
 
-``Observer`` watches every tensor operation of a step, on real or on fake tensors, since it reads sizes and never values;
+``Observer`` watches every tensor operation of a step, on real or fake tensors, since it reads sizes and no values;
 ``collective_seconds`` takes the times of the same calls from a profiled step.  An observed step is slower than a
 measured one, so it comes after those."""
 
