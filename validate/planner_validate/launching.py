@@ -99,6 +99,11 @@ class Folder:
         return self.root / "logs"
 
     @property
+    def scratch(self) -> Path:
+        """Temporary folder of the processes."""
+        return self.root / "tmp"
+
+    @property
     def output(self) -> Path:
         """What the launcher printed."""
         return self.root / "output.log"
@@ -130,6 +135,7 @@ def private_folder() -> Iterator[Folder]:
             folder = Folder(Path(name))
             folder.results.mkdir()
             folder.logs.mkdir()
+            folder.scratch.mkdir()
         except OSError as problem:
             raise _no_folder(problem) from problem
         yield folder
@@ -219,7 +225,8 @@ def supervise(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder.root,
-            env={**environment, keeper.MARK: mark},
+            # torch leaves caches in the temporary folder; here they go with the run.
+            env={**environment, keeper.MARK: mark, "TMPDIR": str(folder.scratch)},
             # Ctrl-C in the terminal reaches this process only, which ends the others in order.
             start_new_session=True,
         )
@@ -512,7 +519,7 @@ _STATES = {
     "T": "it was stopped by a signal",
     "t": "it was stopped by a debugger",
     "D": "it waits for a disk or a device",
-    "R": "it computes",
+    "R": "it computes (a step that takes longer needs a larger --timeout)",
     "S": "it waits",
 }
 

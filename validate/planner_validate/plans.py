@@ -21,6 +21,8 @@ from planner_validate.options import WARMUP_STEPS, Options
 
 RUNNER = "pytorch"
 """The backend whose plans the worker trains."""
+SLOWER = 5.0
+"""A step may take so much longer than the upper end of its range before it counts as standing still."""
 PROCESS_BYTES = 450_000_000
 """Host memory of one process with torch before it has allocated anything."""
 
@@ -99,7 +101,7 @@ def runnable(document: PlanDocument, options: Options, probe: Probe = this_machi
         warmup_steps=WARMUP_STEPS,
         measured_steps=options.measured_steps,
         check_gradients=options.check_gradients,
-        timeout_s=options.timeout_s,
+        timeout_s=max(options.timeout_s, SLOWER * found.estimate.step_time_range_s[1]),
         threads=max(1, cores() // found.gpus),
     )
     return Prepared(found.planned, found.document, found.changed, notes), config
