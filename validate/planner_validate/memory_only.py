@@ -6,12 +6,14 @@ allocate for themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.errors import InputError
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
 from planner.specs.validation import Comparison, RankFailure, RankResult, RunConfig, ValidationReport
 from planner.units import counted
-from planner_validate.comparison import compare_memory_terms, report
+from planner_validate.comparison import compare_memory_terms, report, worst_rank
 from planner_validate.devices import Probe, cores, this_machine
 from planner_validate.launching import Folder, launch, torchrun
 from planner_validate.options import Options, Progress
@@ -47,7 +49,7 @@ def run(
     launched = launch(config, len(ranks), progress, command=command)
     failures = [_of_plan(failure, ranks) for failure in launched.failures]
     made = report(found, launched.results, failures, mode="memory-only", notes=notes(strategy, config.strategy, ranks))
-    return made.model_copy(update={"memory_terms": by_stage(found, launched.results)})
+    return made.model_copy(update={"memory_terms": made.memory_terms + other_stages(found, launched.results)})
 
 
 def observed_ranks(strategy: Strategy) -> tuple[int, ...]:
@@ -98,14 +100,15 @@ def _of_plan(failure: RankFailure, ranks: tuple[int, ...]) -> RankFailure:
     return failure.model_copy(update={"rank": ranks[failure.rank]}) if known and failure.rank is not None else failure
 
 
-def by_stage(found: Prepared, results: tuple[RankResult, ...]) -> tuple[Comparison, ...]:
-    """Every term of every traced rank against its own stage."""
-    rows = []
-    for result in results:
-        for row in compare_memory_terms(found.estimate, [result]):
-            name = f"{row.name}, stage {result.coordinates['pp']}" if len(results) > 1 else row.name
-            rows.append(row.model_copy(update={"name": name}))
-    return tuple(rows)
+def other_stages(found: Prepared, results: Sequence[RankResult]) -> tuple[Comparison, ...]:
+    """Every term of the traced ranks that are not the fullest, each against its own stage."""
+    fullest = worst_rank(results)
+    return tuple(
+        row.model_copy(update={"name": f"{row.name}, stage {result.coordinates['pp']}"})
+        for result in results
+        if result is not fullest
+        for row in compare_memory_terms(found.estimate, [result])
+    )
 
 
 def notes(strategy: Strategy, shown: Strategy, ranks: tuple[int, ...]) -> tuple[str, ...]:
@@ -116,7 +119,7 @@ def notes(strategy: Strategy, shown: Strategy, ranks: tuple[int, ...]) -> tuple[
     ]
     if shown.grad_accum < strategy.grad_accum:
         found.append(
-            f"{shown.grad_accum} of {strategy.grad_accum} micro-batches were traced, after which the peak repeats itself; "
-            "nothing was scaled"
+            f"{shown.grad_accum} of {strategy.grad_accum} micro-batches were traced, after which the peak repeats "
+            "itself; nothing was scaled"
         )
     return tuple(found)
