@@ -1,6 +1,6 @@
 """What one step of a rank keeps in memory, term by term at its peak, and which collectives it calls.
 
-``Observer`` watches every tensor operation of a step, on real or on fake tensors, since it reads sizes and never values;
+``Observer`` watches every tensor operation of a step, on real or fake tensors, since it reads sizes and no values;
 ``collective_seconds`` takes the times of the same calls from a profiled step.  An observed step is slower than a
 measured one, so it comes after those."""
 
@@ -83,6 +83,11 @@ class Observer(TorchDispatchMode):
         self._stack = ExitStack()
         # While a step computes, modules hold gathered parameters in place of these.
         self._parameters = [parameter for _, parameter in trainer.named_parameters()]
+
+    @property
+    def live(self) -> int:
+        """Bytes of the tensors that are alive now."""
+        return self._total
 
     @property
     def terms(self) -> dict[MemoryTerm, int]:
@@ -177,7 +182,9 @@ class Observer(TorchDispatchMode):
         """A tensor is saved for the backward pass."""
         if not isinstance(tensor, DTensor):
             self._note(tensor)
-            self._saved.add(tensor.untyped_storage()._cdata)
+            # Logits and what their loss keeps come and go with one micro-batch: plans count them as buffers.
+            if not self.trainer.losing:
+                self._saved.add(tensor.untyped_storage()._cdata)
         else:
             self._keep(tensor._local_tensor)
         return tensor

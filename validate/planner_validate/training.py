@@ -103,6 +103,8 @@ class Trainer:
     scale: LossScale = field(default_factory=lambda: LossScale(active=False))
     agreeing: bool = False
     """All ranks are exchanging loss and norm, on a process group that may also serve as a group of the plan."""
+    losing: bool = False
+    """The loss is being computed from logits."""
 
     @property
     def is_last(self) -> bool:
@@ -125,6 +127,7 @@ class Trainer:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Share of one micro-batch in the mean loss of the global batch, times the loss scale."""
         s = self.config.strategy
+        self.losing = True
         flat = logits.flatten(0, 1).float()
         del logits
         if s.tp > 1:
@@ -132,6 +135,7 @@ class Trainer:
         loss = functional.cross_entropy(flat, targets.flatten())
         if isinstance(loss, DTensor):
             loss = loss.to_local()
+        self.losing = False
         return loss * (self.scale.value / (s.grad_accum * s.dp * s.cp))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
@@ -214,11 +218,16 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def build(config: RunConfig, *, values: Callable[[nn.Module, int], None] | None = initialise) -> Trainer:
+def build(
+    config: RunConfig,
+    *,
+    values: Callable[[nn.Module, int], None] | None = initialise,
+    allocating: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Trainer:
     """What this rank of the configuration owns; its process group must exist.
 
-    Modules are made without memory, cut, then allocated on the device and filled by ``values`` (None leaves them as
-    they are, for fake tensors)."""
+    Modules are made without memory, cut, then allocated on the device inside ``allocating()`` (a mode of fake tensors
+    where they shall take none) and filled by ``values`` (None leaves them as they are)."""
     reason = unsupported(config)
     if reason is not None:
         raise InputError(reason, where="strategy", hint="see `planner validate --help` for what the runner covers")
@@ -241,7 +250,8 @@ def build(config: RunConfig, *, values: Callable[[nn.Module, int], None] | None 
             )
         counts = strategy.recompute.layers_per_stage
         parallelize(stage, layout, precision, None if counts is None else counts[index])
-        stage.to_empty(device=torch.device("cpu") if strategy.offload.parameters == "cpu" else device)
+        with allocating():
+            stage.to_empty(device=torch.device("cpu") if strategy.offload.parameters == "cpu" else device)
         if values is not None:
             values(stage, config.seed)
         stages[index] = stage

@@ -23,6 +23,7 @@ from torch import nn
 
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig
 from planner_validate.gradients import check_gradients
+from planner_validate.keeper import die_with_parent
 from planner_validate.observe import Observer, collective_seconds, summed
 from planner_validate.training import Trainer, build
 
@@ -67,6 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args(arguments)
+    # Whatever happens to the launcher, no rank stays behind.
+    die_with_parent()
     # Nothing here changes a module's output in place, which is all that this warning is about.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     rank = int(os.environ.get("RANK", "0"))
