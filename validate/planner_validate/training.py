@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -101,10 +101,9 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     schedule: Any = None
     scale: LossScale = field(default_factory=lambda: LossScale(active=False))
-    agreeing: bool = False
-    """All ranks are exchanging loss and norm, on a process group that may also serve as a group of the plan."""
-    losing: bool = False
-    """The loss is being computed from logits."""
+    aside: Literal["", "loss", "agreement"] = ""
+    """What an observer counts apart from the layers' work: the loss is being computed, or all ranks are exchanging loss
+    and norm (on a process group that may also serve as a group of the plan)."""
 
     @property
     def is_last(self) -> bool:
@@ -127,15 +126,14 @@ class Trainer:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Share of one micro-batch in the mean loss of the global batch, times the loss scale."""
         s = self.config.strategy
-        self.losing = True
+        self.aside = "loss"
         flat = logits.flatten(0, 1).float()
-        del logits
         if s.tp > 1:
             flat = DTensor.from_local(flat, self.layout.weights["tp"], [Shard(1)], run_check=False)
         loss = functional.cross_entropy(flat, targets.flatten())
         if isinstance(loss, DTensor):
             loss = loss.to_local()
-        self.losing = False
+        self.aside = ""
         return loss * (self.scale.value / (s.grad_accum * s.dp * s.cp))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
@@ -175,9 +173,9 @@ class Trainer:
         s = self.config.strategy
         share = torch.zeros((), device=self.device) if loss is None else loss.float() / s.tp
         both = torch.stack([share, self.squared_norm()])
-        self.agreeing = True
+        self.aside = "agreement"
         dist.all_reduce(both)
-        self.agreeing = False
+        self.aside = ""
         mean, norm = both[0] / self.scale.value, both[1].sqrt() / self.scale.value
         factor = (LARGEST_NORM / (norm + 1e-6)).clamp(max=1.0) / self.scale.value
         if self.scale.value != 1.0 and not math.isfinite(norm.item()):
