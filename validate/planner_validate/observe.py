@@ -85,6 +85,11 @@ class Observer(TorchDispatchMode):
         self._parameters = [parameter for _, parameter in trainer.named_parameters()]
 
     @property
+    def live(self) -> int:
+        """Bytes of the tensors that are alive now."""
+        return self._total
+
+    @property
     def terms(self) -> dict[MemoryTerm, int]:
         """Bytes by term at the peak; they sum to the peak."""
         known = sum(self._terms.values())
