@@ -91,7 +91,7 @@ def test_a_model_that_the_runner_has_not(tmp_path: Path, capsys: Capture) -> Non
     )
     assert run(["validate", str(saved(document, tmp_path))]) == 2
     err = capsys.readouterr().err
-    assert "position alibi" in err
+    assert "ALiBi positions" in err
     assert "--with-framework" in err
     assert "--to" not in err
 
