@@ -96,9 +96,9 @@ def as_predicted(found: Prepared, *, slower: float = 1.0) -> list[RankResult]:
     return ranks
 
 
-def found_for(layout: str = "sharded", gpus: int = 4) -> Prepared:
+def found_for(layout: str = "sharded", gpus: int = 4, gpu: str = "cpu") -> Prepared:
     """The plan as the runner takes it."""
-    return prepared(planned(layout, gpus), Options())
+    return prepared(planned(layout, gpus, gpu), Options())
 
 
 class StandIn:

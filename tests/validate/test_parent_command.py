@@ -83,7 +83,7 @@ def test_a_model_that_the_runner_has_not(tmp_path: Path, capsys: Capture) -> Non
     from planner import service
 
     document = service.estimate(
-        "gpt2-124m",
+        "bloom-560m",
         service.ClusterInput(gpu="h100", gpus=2),
         service.JobInput(seq_len=64, global_batch=8, precision="fp32"),
         service.StrategyInput(zero_stage=3),
@@ -91,7 +91,7 @@ def test_a_model_that_the_runner_has_not(tmp_path: Path, capsys: Capture) -> Non
     )
     assert run(["validate", str(saved(document, tmp_path))]) == 2
     err = capsys.readouterr().err
-    assert "position learned" in err
+    assert "ALiBi positions" in err
     assert "--with-framework" in err
     assert "--to" not in err
 

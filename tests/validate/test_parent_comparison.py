@@ -181,7 +181,7 @@ def test_memory_of_the_fullest_rank_against_its_own_stage() -> None:
 
 def test_reserved_memory_is_compared_with_reserved_memory() -> None:
     """On GPUs the allocator's own share is on both sides."""
-    found = found_for()
+    found = found_for(gpu="h100")
     phase = max((phase_of(stage) for stage in found.estimate.memory.children), key=reserved)
     results = [each.model_copy(update={"peak_reserved_bytes": round(reserved(phase))}) for each in as_predicted(found)]
     made = report(found, results)

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -75,6 +75,8 @@ class Launched:
     failures: tuple[RankFailure, ...]
     """The first cause first."""
     how: End
+    partial: tuple[RankResult, ...] = ()
+    """What the other ranks had measured until the end."""
     output: str = ""
 
 
@@ -171,7 +173,8 @@ def launch(
         )
         results, told = read_results(folder.results)
         failures = explained(folder, processes, ended, results, told, config.timeout_s)
-        return Launched(tuple(results), failures, ended.how, ended.output)
+        partial = read_partial(folder.results, {result.rank for result in results})
+        return Launched(tuple(results), failures, ended.how, partial, ended.output)
 
 
 _INHERITED = re.compile(
@@ -424,6 +427,15 @@ def read_results(folder: Path) -> tuple[list[RankResult], list[RankFailure]]:
     failed = [failure for _, failure in sorted(failures, key=lambda pair: pair[0])]
     failed += [result.failure for result in results if result.failure is not None and result.failure not in failed]
     return sorted((each for each in results if each.failure is None), key=lambda each: each.rank), failed
+
+
+def read_partial(folder: Path, finished: Container[int]) -> tuple[RankResult, ...]:
+    """What ranks that did not finish had measured; files that were not written whole say nothing."""
+    found = []
+    for path in folder.glob("rank-*.partial"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(RankResult.model_validate_json(path.read_text(encoding="utf-8")))
+    return tuple(sorted((each for each in found if each.rank not in finished), key=lambda each: each.rank))
 
 
 def _unreadable(path: Path, rank: int | None, problem: Exception) -> RankFailure:

@@ -17,7 +17,7 @@ from planner.service.words import strategy_text
 from planner.specs.plan import Plan
 from planner.specs.problems import shown
 from planner.specs.validation import Comparison, RankFailure, ValidationReport
-from planner.units import GIB, MIB, duration, percent
+from planner.units import duration, memory_unit, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,14 +135,15 @@ def failure_line(failure: RankFailure) -> str:
 
 def memory_text(size: float) -> str:
     """Bytes in the unit that a reader can use; tiny models have no GiB."""
-    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.2f} MiB"
+    unit, one = memory_unit(size)
+    return f"{size / one:.2f} {unit}"
 
 
 def row_texts(found: Comparison, *, memory: bool) -> tuple[str, str, str, str, str]:
     """Predicted, measured, error, spread and range of a comparison as texts; empty where there is none."""
     text = memory_text if memory else duration
     measured = "" if found.measured is None else text(found.measured)
-    error = "" if found.error is None else f"{100 * found.error:+.1f} %"
+    error = "" if found.error is None or not found.predicted else f"{100 * found.error:+.1f} %"
     spread = "" if found.spread is None else percent(found.spread)
     stated = "" if found.low is None or found.high is None else f"{text(found.low)} to {text(found.high)}"
     return text(found.predicted), measured, error, spread, stated
@@ -317,5 +318,6 @@ def _bars(axes: Axes, found: Sequence[tuple[str, Comparison]], *, memory: bool) 
 
 def _unit(largest: float, *, memory: bool) -> tuple[float, str]:
     if memory:
-        return (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
+        unit, one = memory_unit(largest)
+        return float(one), unit
     return (1.0, "s") if largest >= 1.0 else (1e-3, "ms")

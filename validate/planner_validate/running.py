@@ -11,7 +11,7 @@ from planner.specs.problems import shown
 from planner.specs.validation import RankFailure, RankResult, ValidationReport
 from planner_validate.comparison import report
 from planner_validate.devices import Probe, this_machine
-from planner_validate.launching import Command, End, config_of, launch, read_results, torchrun
+from planner_validate.launching import Command, End, config_of, launch, read_partial, read_results, torchrun
 from planner_validate.options import Options, Progress
 from planner_validate.plans import prepared, runnable
 
@@ -31,7 +31,8 @@ def run(
     if progress is not None:
         progress(f"starting {found.gpus} processes")
     launched = launch(config, found.gpus, progress, command=command)
-    return report(found, launched.results, launched.failures, notes=_end(launched.how))
+    measured = sorted((*launched.results, *launched.partial), key=lambda each: each.rank)
+    return report(found, measured, launched.failures, notes=_end(launched.how))
 
 
 def _end(how: End) -> tuple[str, ...]:
@@ -75,6 +76,7 @@ def from_results(document: PlanDocument, options: Options, folder: Path) -> Vali
                 hint="name the plan.json that the job files were written from",
             )
     failures += _missing(results, failures, found.gpus)
+    results += read_partial(folder, {result.rank for result in results})
     return report(found, results, failures, notes=(f"read from {folder}",))
 
 
