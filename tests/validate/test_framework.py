@@ -12,6 +12,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from planner.errors import InputError, MissingExtraError
+from planner.service import ClusterInput, JobInput, StrategyInput, estimate
+from planner.specs.plan import PlanDocument
 from planner_validate.devices import Machine
 from planner_validate.framework import check_devices, report, run, started
 from planner_validate.framework_logs import MEGATRON, RunLog, read_log
@@ -26,10 +30,6 @@ from planner_validate.frameworks import (
 )
 from planner_validate.launching import Ended, private_folder
 from planner_validate.options import Options
-
-from planner.errors import InputError, MissingExtraError
-from planner.service import ClusterInput, JobInput, StrategyInput, estimate
-from planner.specs.plan import PlanDocument
 from tests.golden.plans import CASES
 from tests.parsers.interpreter import lacking
 from tests.validate.test_framework_logs import megatron_line, megatron_memory

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+
+from planner.units import GIB, MIB
 from planner_validate.framework_logs import (
     DEEPSPEED,
     MEGATRON,
@@ -12,8 +14,6 @@ from planner_validate.framework_logs import (
     read_failures,
     read_log,
 )
-
-from planner.units import GIB, MIB
 
 AMOUNTS = {"tokens": 65536.0, "samples": 64.0}
 
