@@ -100,7 +100,8 @@ def _origin(found: Comparison) -> str:
 
 def _memory(console: Console, report: ValidationReport) -> None:
     """Two bars of letters on one scale: what was predicted of the fullest rank and what it held."""
-    terms = report.memory_terms
+    # Rows of other ranks carry their stage in the name.
+    terms = [term for term in report.memory_terms if term.name in _LETTERS]
     if not terms:
         return
     sides = {

@@ -114,7 +114,8 @@ def test_tensor_parallelism(tmp_path: Path) -> None:
 def test_experts(tmp_path: Path) -> None:
     """Experts spread over data- and tensor-parallel ranks, with uneven shares (three of eight experts a token)."""
     found = results(tmp_path, 4, _EXPERTS)
-    assert_equal_to(*alone(tmp_path, "alone moe"), found)
+    (mixture,) = alone(tmp_path, "alone moe")
+    assert_equal_to(mixture, found)
     slots = 3 * runner_cases.TOKENS
     width, micro_batches, layers = CASES["moe ep2"][0].hidden, 2, 3
     # Tokens and their probabilities out, results back, and the gradients of all three the other way.
@@ -124,4 +125,5 @@ def test_experts(tmp_path: Path) -> None:
 
 def test_sixteen_bits(tmp_path: Path) -> None:
     """bf16 and fp16 follow fp32 as far as their digits go; the check itself is in fp32."""
-    assert_equal_to(*alone(tmp_path, "alone"), results(tmp_path, 4, _NARROW), relative=2e-3)
+    (dense,) = alone(tmp_path, "alone")
+    assert_equal_to(dense, results(tmp_path, 4, _NARROW), relative=2e-3)

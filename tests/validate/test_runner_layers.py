@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from planner_validate.experts import dealt, routes  # noqa: E402
 from planner_validate.gradients import reference_gradients, shrink  # noqa: E402
 from planner_validate.layers import Core  # noqa: E402
 from planner_validate.model import Stage, initialise  # noqa: E402
-
 from tests.validate.launch import torchrun  # noqa: E402
 from tests.validate.runner_cases import CASES, DENSE, LATENT, MIXTURE, ODD, configuration  # noqa: E402
 
@@ -33,7 +33,7 @@ def saved_bytes(model: ModelSpec, *, sample: int | None = None) -> int:
     own = {p.untyped_storage().data_ptr() for p in stage.parameters()}
     storages = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: Any) -> Any:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 

@@ -72,14 +72,11 @@ def test_kinds_of_failures(error: BaseException, kind: str) -> None:
     assert kind_of(error) == kind
 
 
-class _Broken(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, _x: object) -> None:
-        raise MemoryError
-
-
 def test_a_failure_names_the_module(tmp_path: Path) -> None:
     """The innermost module whose forward pass raised is part of the phase."""
-    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(_Broken()))
+    broken = torch.nn.Identity()
+    broken.forward = lambda _x: bytearray(1 << 62)
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(broken))
     post = Post(tmp_path, 3)
     post.phase("step 2")
     with pytest.raises(MemoryError) as raised:
@@ -106,6 +103,25 @@ def test_a_failure_without_room_for_its_file(tmp_path: Path, capsys: pytest.Capt
         ({"tp": 4, "dp": 1, "sequence_parallel": True}, "kv_heads(2) over tp(4)"),
         ({"ep": 4}, "without experts"),
         ({"precision": "fp8"}, "precision fp8"),
+        (
+            {
+                "pp": 4,
+                "dp": 1,
+                "layers_per_stage": (1, 1, 1, 1),
+                "pipeline_schedule": "1f1b",
+                "micro_batch": 4,
+            },
+            "2 micro-batches over pp(4)",
+        ),
+        (
+            {"pp": 2, "dp": 2, "vpp": 2, "layers_per_stage": (2, 0, 1, 1), "pipeline_schedule": "interleaved"},
+            "a virtual stage without layers",
+        ),
+        (
+            {"pp": 2, "dp": 2, "vpp": 2, "layers_per_stage": (1, 1, 1, 1), "pipeline_schedule": "1f1b"},
+            "pipeline_schedule(1f1b) with vpp(2)",
+        ),
+        ({"vpp": 2}, "virtual stages without a pipeline"),
     ],
 )
 def test_refusals(changes: dict[str, object], words: str) -> None:
@@ -128,6 +144,13 @@ def test_models_that_cannot_be_built(changes: dict[str, object], words: str) -> 
     """Each part of a model that the runner does not know is named."""
     config = configuration("ddp").model_copy(update={"model": DENSE.model_copy(update=changes)})
     assert words in (unsupported(config) or "")
+
+
+def test_a_batch_that_does_not_add_up() -> None:
+    """A global batch that the micro-batches do not make up is refused."""
+    config = configuration("ddp")
+    wrong = config.strategy.model_copy(update={"global_batch": 9})
+    assert "global_batch(9)" in (unsupported(config.model_copy(update={"strategy": wrong})) or "")
 
 
 def test_all_cases_are_supported() -> None:

@@ -36,7 +36,7 @@ def shrink(config: RunConfig) -> RunConfig:
     tokens = _tokens(strategy)
     sample = config.job.sample_tokens
     packed = sample is not None and sample < strategy.seq_len
-    micro = 1 if strategy.grad_accum == 1 and strategy.micro_batch == 1 else min(strategy.micro_batch, 2)
+    micro = min(strategy.micro_batch, 2)
     accumulate = _micro_batches(strategy)
     recomputed = strategy.recompute.layers_per_stage
     small = strategy.model_copy(
@@ -120,15 +120,18 @@ def _plain(update: dict[str, object]) -> dict[str, object]:
 
 
 def _shrink_experts(moe: MoeSpec, strategy: Strategy, layers: int) -> MoeSpec:
-    experts = math.lcm(strategy.ep, 1) * (2 if moe.experts >= 2 * strategy.ep else 1)
-    experts = max(experts, 2)
+    """Two experts a rank where the model has as many; one dense layer in front where it has dense layers."""
+    experts = max(strategy.ep * (2 if moe.experts >= 2 * strategy.ep else 1), 2)
+    dense = moe.dense_first > 0 or moe.every > 1
     return moe.model_copy(
         update={
             "experts": experts,
             "top_k": min(moe.top_k, 2, experts),
             "expert_ffn": 16,
             "shared_ffn": 16 * strategy.tp if moe.shared_ffn else 0,
-            "dense_first": min(moe.dense_first, 1 if layers > 1 else 0),
+            "dense_first": int(dense and layers > 1),
+            "every": 1,
+            "offset": 0,
         }
     )
 
@@ -180,7 +183,7 @@ def _error(parameter: Tensor, wanted: Tensor, floor: float) -> float:
         return math.inf
     local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
     scale = max(wanted.abs().max().item(), floor)
-    return (local.to(wanted.device) - wanted).abs().max().item() / scale
+    return float((local.to(wanted.device) - wanted).abs().max().item() / scale)
 
 
 def reference_gradients(config: RunConfig, device: torch.device) -> dict[str, Tensor]:

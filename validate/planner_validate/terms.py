@@ -11,6 +11,7 @@ from planner.specs.validation import GroupKind, MemoryTerm, RankResult
 
 MEMORY_TERMS: Mapping[str, MemoryTerm | None] = {
     "weights": "weights",
+    "gathered weights": "buffers",
     "gradients": "gradients",
     "optimizer": "optimizer",
     "activations": "activations",
