@@ -16,10 +16,9 @@ from planner.cli import options as o
 from planner.errors import InputError, PlannerError
 
 if TYPE_CHECKING:
-    from planner_validate.options import Options, Progress
-
     from planner.specs.plan import PlanDocument
     from planner.specs.validation import ValidationReport
+    from planner_validate.options import Options, Progress
 
 EXIT_OUTSIDE = 5
 EXIT_INTERRUPTED = 130
@@ -161,10 +160,9 @@ class _Outputs:
 
 def _finish(found: ValidationReport, to: _Outputs) -> None:
     """Print first, then write: a full disk must not cost what was measured."""
+    from planner.cli import problems, validated
     from planner_validate import report
     from planner_validate.running import was_interrupted
-
-    from planner.cli import problems, validated
 
     if to.as_json:
         problems.print_json(report.as_json(found))
@@ -183,9 +181,8 @@ def _finish(found: ValidationReport, to: _Outputs) -> None:
 
 
 def _write(found: ValidationReport, to: _Outputs) -> None:
-    from planner_validate import records, report
-
     from planner.cli import validated
+    from planner_validate import records, report
 
     written: list[Path] = []
     notes: list[str] = []
@@ -204,10 +201,9 @@ def _write_job(
     document: PlanDocument, options: Options, launcher: str, out: str | None, *, force: bool, as_json: bool
 ) -> None:
     """The files that start the run as a job of a cluster."""
-    from planner_validate import plans
-
     from planner import service
     from planner.cli import output, problems
+    from planner_validate import plans
 
     if out is None:
         raise InputError(

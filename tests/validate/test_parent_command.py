@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from planner_validate import devices
-from planner_validate.devices import Machine
-from planner_validate.options import Options
-from planner_validate.plans import runnable
 
 from planner.cli.main import run
 from planner.errors import InputError, MissingExtraError
 from planner.specs.plan import PlanDocument
 from planner.specs.validation import RunConfig
+from planner_validate import devices
+from planner_validate.devices import Machine
+from planner_validate.options import Options
+from planner_validate.plans import runnable
 from tests.validate.runs import as_predicted, found_for, planned
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from planner_validate.comparison import report, spread, step_times
-from planner_validate.terms import allocated, phase_of, predicted_memory, predicted_times, predicted_traffic, reserved
 
 from planner.specs.validation import (
     CollectiveUse,
@@ -17,6 +15,8 @@ from planner.specs.validation import (
     StepMeasure,
     ValidationReport,
 )
+from planner_validate.comparison import report, spread, step_times
+from planner_validate.terms import allocated, phase_of, predicted_memory, predicted_times, predicted_traffic, reserved
 from tests.validate.runs import LAYOUTS, as_predicted, found_for
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from planner.service import ClusterInput, JobInput, StrategyInput, estimate
+from planner.specs.plan import PlanDocument
 from planner_validate import keeper
 from planner_validate.launching import Folder, torchrun
 from planner_validate.options import Options
 from planner_validate.running import run
-
-from planner.service import ClusterInput, JobInput, StrategyInput, estimate
-from planner.specs.plan import PlanDocument
 from tests.validate.runs import TINY, planned, processes_of
 
 pytest.importorskip("torch", reason="the runs need it")

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from planner_validate import records, report
-from planner_validate.comparison import report as compared
 
 from planner.accuracy.predict import cases_of, predict
 from planner.accuracy.runs.records import read_records
 from planner.errors import InputError, MissingExtraError
 from planner.specs.validation import RankFailure, ValidationReport
+from planner_validate import records, report
+from planner_validate.comparison import report as compared
 from tests.validate.runs import LAYOUTS, as_predicted, found_for
 
 
