@@ -13,7 +13,7 @@ from planner_validate.terms import BETWEEN, FORWARD_BACKWARD, OPTIMIZER, traffic
 UNSTEADY = 0.10
 """Spread of the step time above which the machine itself is the first suspect."""
 MOST_OF_IT = 0.5
-"""Share of the gap of a part that waiting for a group must explain to be named instead."""
+"""Share of the gap of a part that waiting for groups must explain to be named instead."""
 
 CALIBRATE = (
     "the constants are published ones, not this machine's: `planner calibrate --on-this-machine --out machine.yaml`, "
@@ -105,16 +105,20 @@ def _waits() -> dict[str, str]:
 
 
 def _waiting(part: Comparison, terms: Sequence[Comparison]) -> str | None:
-    """The group whose traffic explains most of the gap of forward and backward, if one does."""
+    """The group that is waited for most beyond the prediction, where waiting explains most of the gap of forward and
+    backward."""
     names = _waits()
-    waits = _largest_gap([term for term in terms if term.name in names and term.measured is not None])
-    if part.name != FORWARD_BACKWARD or waits is None or waits.measured is None or part.measured is None:
+    waits = {term.name: term.measured - term.predicted for term in terms if term.name in names and term.measured}
+    if part.name != FORWARD_BACKWARD or not waits or part.measured is None:
         return None
-    gap, own = part.measured - part.predicted, waits.measured - waits.predicted
-    if gap * own <= 0 or abs(own) < MOST_OF_IT * abs(gap):
+    gap = part.measured - part.predicted
+    if sum(waits.values()) * gap <= 0 or abs(sum(waits.values())) < MOST_OF_IT * abs(gap):
         return None
-    told = f"{names[waits.name]} traffic takes {duration(waits.measured)} instead of {duration(waits.predicted)}"
-    if own > 0:
+    longer = gap > 0
+    name = max(waits, key=lambda each: waits[each] if longer else -waits[each])
+    term = next(term for term in terms if term.name == name)
+    told = f"{names[name]} traffic takes {duration(term.measured or 0.0)} instead of {duration(term.predicted)}"
+    if longer:
         return f"{told}: look at the links of these ranks, and at ranks that come late to their collectives"
     return f"{told}: the links are faster than the estimate assumes"
 
