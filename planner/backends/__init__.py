@@ -11,6 +11,7 @@ from planner.backends.deepspeed import DeepSpeed
 from planner.backends.fsdp import Fsdp
 from planner.backends.megatron import Megatron
 from planner.backends.nanotron import Nanotron
+from planner.backends.pytorch import PyTorch
 from planner.backends.torchtitan import Torchtitan
 from planner.errors import InputError
 
@@ -25,6 +26,7 @@ BACKENDS: dict[str, Backend] = {
         AccelerateDeepSpeed(),
         Torchtitan(),
         Nanotron(),
+        PyTorch(),
     )
 }
 """Every backend by its name."""

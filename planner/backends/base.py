@@ -233,6 +233,10 @@ class Habits:
     one, which sees most keys, decides."""
     kernels_per_layer: int
     """Kernel launches of one layer, forward and backward, per micro-batch (dense)."""
+    tensor_parallel_kernels: int = 0
+    """Launches that tensor parallelism adds to them, or host work worth as many (DTensor dispatch)."""
+    sharding_kernels: int = 0
+    """The same of gathering and scattering sharded weights (stages 2 and 3)."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp (1: not padded)."""
     narrow_recipe: NarrowRecipe | None = None

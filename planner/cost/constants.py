@@ -69,6 +69,12 @@ class Constants:
     communicator_bytes: float
 
 
+HOST_TIMES = (
+    *("launch_s", "blocking_launch_s", "staged_collective_host_s", "stage_sync_s", "moe_host_s"),
+    *("step_overhead_s", "fabric_latency_s"),
+)
+"""Times that a processor core spends, which ranks on one core spend one after the other."""
+
 Key = tuple[str, str]
 """Name of a constant and the stack, accelerator, architecture or "default" that the value is for."""
 

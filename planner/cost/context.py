@@ -6,13 +6,13 @@ from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from planner.backends.base import Backend, RecomputeKind
-from planner.cost.constants import Constants, ConstantTable, published_constants
+from planner.cost.constants import HOST_TIMES, Constants, ConstantTable, published_constants
 from planner.cost.params import LayerKind, distinct_kinds, kind_indices
 from planner.cost.uncertainty import Uncertainty, uncertainty_for
 from planner.errors import InputError
@@ -38,11 +38,22 @@ class CostContext:
 
     @cached_property
     def constants(self) -> Constants:
-        return self.table.lookup(self.backend.name, self.cluster.accelerator)
+        """Host times and the loopback of ranks that share cores are stretched by the number of ranks on a core."""
+        found = self.table.lookup(self.backend.name, self.cluster.accelerator)
+        waiting = self.cluster.ranks_per_core
+        if waiting == 1.0:
+            return found
+        stretched = {name: waiting * getattr(found, name) for name in HOST_TIMES}
+        return replace(found, fabric_bus_share=found.fabric_bus_share / waiting, **stretched)
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
         return uncertainty_for(self.backend.family, self.cluster.accelerator.id, self.job, self.model)
+
+    @property
+    def overlapped_stages(self) -> tuple[int, ...]:
+        """Sharding stages whose gradient and parameter traffic runs beside compute."""
+        return () if self.cluster.accelerator.synchronous else self.backend.habits.overlapped_stages
 
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
@@ -79,7 +90,7 @@ class CostContext:
                 allowed=", ".join(n for n in ("bf16", "fp16", "fp8", "fp32") if getattr(peak, n) is not None),
                 hint="choose a format that the accelerator computes in",
             )
-        return rate
+        return rate * self.cluster.cores_per_rank
 
     @cached_property
     def layer_flops_per_s(self) -> float:
@@ -95,7 +106,12 @@ class CostContext:
     @cached_property
     def stream_bytes_per_s(self) -> float:
         """Sustained device-memory bandwidth of elementwise kernels."""
-        return self.cluster.accelerator.memory.bytes_per_s * self.constants.stream_share
+        return self.device_bytes_per_s * self.constants.stream_share
+
+    @property
+    def device_bytes_per_s(self) -> float:
+        """Peak memory bandwidth of one rank."""
+        return self.cluster.accelerator.memory.bytes_per_s * self.cluster.cores_per_rank
 
     @property
     def memory_limit_bytes(self) -> float:

@@ -49,6 +49,8 @@ class LayerTime:
     terms: tuple[Term, ...]
     host_floor: FloatArray
     """Time the host needs to issue the layer's kernels, forward and backward; the layer takes at least this."""
+    synchronous: bool = False
+    """The host runs the kernels itself, so that this time adds to theirs."""
 
     def forward(self) -> FloatArray:
         return _sum(term.forward for term in self.terms)
@@ -57,7 +59,11 @@ class LayerTime:
         return _sum(term.backward for term in self.terms)
 
     def total(self) -> FloatArray:
-        return np.maximum(self.forward() + self.backward(), self.host_floor)
+        return self.issued(self.forward() + self.backward(), self.host_floor)
+
+    def issued(self, kernels: FloatArray, host: FloatArray) -> FloatArray:
+        """Seconds of ``kernels`` that take the host ``host`` to issue."""
+        return kernels + host if self.synchronous else np.maximum(kernels, host)
 
     def named(self, name: str) -> Term:
         return next(term for term in self.terms if term.name == name)
@@ -79,7 +85,8 @@ def layer_time(work: Work, groups: Groups, kind: LayerKind) -> LayerTime:
         *_software_terms(work, groups, kind),
         *_communication_terms(work, groups, kind),
     ]
-    return LayerTime(tuple(terms), _host_floor(work, groups, kind))
+    synchronous = work.context.cluster.accelerator.synchronous
+    return LayerTime(tuple(terms), _host_floor(work, groups, kind), synchronous)
 
 
 def _fused(model_matrices: tuple[Matrix, ...]) -> Iterator[tuple[Matrix, int]]:
@@ -309,12 +316,14 @@ def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
 
     Collectives can hold up the host on the way, as can rings over the network."""
     constants, habits = work.context.constants, work.context.backend.habits
-    kernels = habits.kernels_per_layer if habits.cuda_graphs == "none" else 0.0
+    kernels = np.full(len(work.batch), float(habits.kernels_per_layer if habits.cuda_graphs == "none" else 0))
+    kernels = kernels + np.where(work.tp > 1, habits.tensor_parallel_kernels, 0.0)
+    kernels = kernels + np.where(work.batch.zero_stage >= 2, habits.sharding_kernels, 0.0)
     job = work.context.job
     if job.frozen:
         adapters = sum(matrix.adapted(job.lora_targets) for matrix in layer_matrices(work.context.model, kind))
-        kernels += _KERNELS_PER_ADAPTER * adapters
-    floor = kernels * constants.launch_s + work.zeros()
+        kernels = kernels + _KERNELS_PER_ADAPTER * adapters
+    floor = kernels * constants.launch_s
     if job.sample_tokens is not None and habits.rotary_sample_by_sample and kind[0] in ("attention", "window", "mla"):
         samples = np.ceil(job.seq_len / job.sample_tokens) * work.batch.micro_batch
         floor = floor + _ROTARY_KERNELS_PER_SAMPLE * samples * constants.launch_s

@@ -30,7 +30,7 @@ def host_link_bytes_per_s(cluster: Cluster) -> float:
 
 def gpu_step_s(context: CostContext, updated: FloatArray) -> FloatArray:
     """Seconds to update ``updated`` parameters (those whose optimizer states the rank holds)."""
-    bandwidth = context.cluster.accelerator.memory.bytes_per_s * context.constants.optimizer_traffic_share
+    bandwidth = context.device_bytes_per_s * context.constants.optimizer_traffic_share
     return _GPU_BYTES_PER_PARAM * updated / bandwidth
 
 

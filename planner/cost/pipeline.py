@@ -28,9 +28,22 @@ def bubble_factor(work: Work) -> FloatArray:
     pp, vpp, schedule = work.batch.pp, work.batch.vpp, work.batch.schedule
     factor = np.where(schedule == INTERLEAVED, 1.0 / vpp, 1.0)
     factor = np.where(schedule == ZB_H1, 1.0 - 2.0 * _WEIGHT_GRADIENT_SHARE, factor)
+    factor = _on_shared_cores(work, factor)
     one_pass = (1.0 - _WEIGHT_GRADIENT_SHARE) / 2.0
     missing = np.maximum(2.0 * pp - 1.0 - work.micro_batches, 0.0)
     return np.where(schedule == ZB_H2, one_pass * missing / np.maximum(pp - 1.0, 1.0), factor)
+
+
+def _on_shared_cores(work: Work, factor: FloatArray) -> FloatArray:
+    """``factor`` where ranks share cores: those of an idle rank speed the others up.
+
+    With o ranks on a core a step of equal stages takes whichever is longer, all work on all cores (m micro-batches of
+    one rank's time) or the chain of m + factor (p - 1) of them at a whole core's speed, which is o times as fast."""
+    ranks, m, others = work.context.cluster.ranks_per_core, work.micro_batches, work.batch.pp - 1.0
+    if ranks == 1.0:
+        return factor
+    left = np.maximum((m + factor * others) / ranks - m, 0.0)
+    return np.where(others > 0, left / np.maximum(others, 1.0), factor)
 
 
 def in_flight(work: Work, pp: int) -> FloatArray:

@@ -29,6 +29,8 @@ _FORWARD_LAUNCHES = 1.0 / 3.0
 """Share of a layer's kernels that its forward pass launches, as in its FLOPs."""
 _HOST_PROCESS_BYTES = 4.0 * GIB
 """Host memory of one training process: interpreter, libraries, pinned staging buffers, data loader workers."""
+_CPU_PROCESS_BYTES = 0.4 * GIB
+"""The same of a process that computes on the host: interpreter and libraries (torch 2.13, CPU build)."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,14 @@ class Step:
         beside = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
         serial = forward + backward + moved.forward + moved.backward
         total = np.where(self._traffic_overlaps, beside, serial)
+        if layer.synchronous:
+            return layer.issued(total, (1.0 + issued_again) * layer.host_floor)
         again = np.maximum(extra_backward, issued_again * layer.host_floor)
-        return np.maximum(total, layer.host_floor + again)
+        return layer.issued(total, layer.host_floor + again)
 
     @cached_property
     def _traffic_overlaps(self) -> BoolArray:
-        overlapped = self.work.context.backend.habits.overlapped_stages
-        return np.isin(self.work.traffic_stage, overlapped)
+        return np.isin(self.work.traffic_stage, self.work.context.overlapped_stages)
 
     @cached_property
     def layer_time_s(self) -> FloatArray:
@@ -317,6 +320,8 @@ class Step:
 
         The interleaved schedule ends with p micro-batches of every chunk, one chunk after another, so the gradients of
         the chunk that ends first have those of all others to hide behind: (p (v - 1) + 1) / v micro-batches in all."""
+        if self.work.context.cluster.accelerator.synchronous:
+            return self.work.zeros()
         if self.work.context.backend.habits.data_parallel_overlap == "last-micro-batch":
             last_group = np.minimum(self.work.micro_batches, self.pp)
             window: FloatArray = (
@@ -325,7 +330,7 @@ class Step:
                 / self.work.batch.vpp
             )
             return window
-        overlapped = self.work.context.backend.habits.overlapped_stages
+        overlapped = self.work.context.overlapped_stages
         share = np.array([w if stage in overlapped else 0.0 for stage, w in enumerate(_LAYER_WISE_WINDOW)])
         return share[self.work.traffic_stage]
 
@@ -345,7 +350,8 @@ class Step:
         states that the framework counts."""
         per_layer = self.recompute_saved_bytes.max(axis=1)
         alive = pipeline.in_flight(self.work, self.pp).max(axis=1)
-        return np.asarray(_HOST_PROCESS_BYTES + alive * self._offloaded_layers * per_layer)
+        process = _CPU_PROCESS_BYTES if self.work.context.cluster.accelerator.synchronous else _HOST_PROCESS_BYTES
+        return np.asarray(process + alive * self._offloaded_layers * per_layer)
 
     @cached_property
     def model(self) -> StageModel:

@@ -25,6 +25,8 @@ _OVERLAP_STREAMS = 3
 def workspace_bytes(work: Work) -> FloatArray:
     """Bytes on every rank, (N,)."""
     habits, architecture = work.context.backend.habits, work.context.cluster.accelerator.architecture
+    if work.context.cluster.accelerator.synchronous:
+        return work.zeros()
     large = habits.deterministic or architecture == "hopper"
     cublas = _THREADS * (_LARGE_CUBLAS if large else _SMALL_CUBLAS)
     engine = _ENGINE_OLD if architecture in BEFORE_HOPPER else _ENGINE_NEW

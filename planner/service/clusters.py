@@ -6,6 +6,7 @@ Every filled-in value is returned as an assumption, so that the answer can say w
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from planner.catalog import default_system, load_accelerator, load_system
+from planner.cost.context import HOST_MEMORY_SHARE
 from planner.errors import InputError
 from planner.service.inputs import MAX_GPUS, checked_float, checked_int, checked_text, read_mapping
 from planner.service.requests import ClusterInput
@@ -27,6 +29,8 @@ LEAST = 0.001
 """Least rate (Gbit/s, GB/s) or size (GiB) that is taken; smaller ones are slips, and round to nothing in bytes.
 Only a price can be zero: that of one's own machines."""
 DEVICE_OVERHEAD_NOTE = "what an allocator can reach on this accelerator"
+SHARED_MEMORY_NOTE = "an equal part of the machine's memory, less a tenth for everything else on it"
+THIS_MACHINE = "this machine, as the operating system says"
 
 
 class ClusterFile(Spec):
@@ -183,7 +187,12 @@ def _filled(wanted: ClusterFile, accelerator: Accelerator, system: System) -> Re
         shown=f"{system.nic_bytes_per_s * BITS_PER_BYTE / GB:g} Gbit/s",
     )
     domain = min(system.domain_gpus, per_node) if system.domain_gpus <= system.gpus_per_node else system.domain_gpus
+    if accelerator.synchronous:
+        wanted = _of_this_machine(filler, wanted)
     host_bytes = max(1, round(system.host_memory_bytes_per_node * share))
+    usable = accelerator.memory.allocatable_bytes
+    if accelerator.synchronous:
+        usable = round((wanted.host_memory_gib or 0.0) * GIB * HOST_MEMORY_SHARE / min(gpus, per_node))
     network_is_reference = wanted.nics_per_node is None and wanted.nic_gbps is None and share == 1
     cluster = Cluster(
         accelerator=accelerator,
@@ -199,9 +208,9 @@ def _filled(wanted: ClusterFile, accelerator: Accelerator, system: System) -> Re
         memory_bytes_per_gpu=take(
             "memory_bytes_per_gpu",
             wanted.memory_gib_per_gpu and round(wanted.memory_gib_per_gpu * GIB),
-            accelerator.memory.allocatable_bytes,
-            shown=f"{accelerator.memory.allocatable_bytes / GIB:.1f} GiB",
-            why=DEVICE_OVERHEAD_NOTE,
+            usable,
+            shown=f"{usable / GIB:.1f} GiB",
+            why=DEVICE_OVERHEAD_NOTE if not accelerator.synchronous else SHARED_MEMORY_NOTE,
         ),
         host_memory_bytes_per_node=take(
             "host_memory_bytes_per_node",
@@ -216,6 +225,23 @@ def _filled(wanted: ClusterFile, accelerator: Accelerator, system: System) -> Re
         usd_per_gpu_hour=_price(filler, wanted, accelerator),
     )
     return ResolvedCluster(cluster, tuple(filler.assumptions))
+
+
+def _of_this_machine(filler: _Filler, wanted: ClusterFile) -> ClusterFile:
+    """Cores and memory of the machine that plans, where the processor is the accelerator and nobody names another's."""
+    cores, size = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return wanted.model_copy(
+        update={
+            "host_cores": filler.take("host_cores_per_node", wanted.host_cores, cores, why=THIS_MACHINE),
+            "host_memory_gib": filler.take(
+                "host_memory_bytes_per_node",
+                wanted.host_memory_gib,
+                size / GIB,
+                shown=f"{size / GIB:.1f} GiB",
+                why=THIS_MACHINE,
+            ),
+        }
+    )
 
 
 def _price(filler: _Filler, wanted: ClusterFile, accelerator: Accelerator) -> float | None:

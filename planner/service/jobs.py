@@ -149,6 +149,11 @@ def _precision(given: JobInput, accelerator: Accelerator, assumptions: list[Assu
     if "bf16" in allowed:
         assumptions.append(Assumption(field="job.precision", value="bf16", why="the usual choice where it exists"))
         return "bf16"
+    if "fp16" not in allowed:
+        assumptions.append(
+            Assumption(field="job.precision", value="fp32", why=f"{accelerator.id} has no 16-bit format")
+        )
+        return "fp32"
     why = f"{accelerator.id} has no bf16; fp16 needs loss scaling"
     assumptions.append(Assumption(field="job.precision", value="fp16", why=why))
     return "fp16"

@@ -88,6 +88,9 @@ class Accelerator(Spec):
     """Volta, Ampere, Ada, Hopper, Blackwell, CDNA3 ...: decides number formats and kernel generations."""
     sms: int | None = Field(default=None, gt=0)
     """Streaming multiprocessors (or compute units)."""
+    synchronous: bool = False
+    """Kernels run on the thread that issues them (a processor core in the place of a GPU): nothing runs beside anything
+    else, host time adds to the kernels', and ranks of one machine share its cores.  Rates are those of one core."""
     power_w: float | None = None
     memory: DeviceMemory
     peak: ComputeRates
@@ -176,6 +179,19 @@ class Cluster(Spec):
     def local_gpus(self) -> int:
         """GPUs used on one node (fewer than the node has when the job is smaller than a node)."""
         return min(self.gpus, self.gpus_per_node)
+
+    @property
+    def cores_per_rank(self) -> float:
+        """Cores that one rank computes on, below 1 where ranks outnumber them; 1 where a rank has a GPU."""
+        if not self.accelerator.synchronous:
+            return 1.0
+        cores = self.host_cores_per_node
+        return float(cores // self.local_gpus) if cores >= self.local_gpus else cores / self.local_gpus
+
+    @property
+    def ranks_per_core(self) -> float:
+        """Ranks that take turns on one core, at least 1; an idle one leaves the core to the others."""
+        return max(1.0, 1.0 / self.cores_per_rank)
 
     @property
     def ranks_per_domain(self) -> int:

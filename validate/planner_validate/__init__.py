@@ -1,3 +1,4 @@
-"""Short real training runs of plans, and how they compare with the estimates.
+"""Short real runs of a plan with PyTorch: the only package of the product that imports torch.
 
-Everything that imports torch stands in this package; what the command line imports of it does not."""
+Modules that the command line loads before a run is started import no torch themselves, so that a machine without it
+gets a clear answer."""

@@ -1,0 +1,97 @@
+"""PyTorch without a framework around it: FSDP2, DTensor tensor parallelism, torch.distributed.pipelining and experts by
+all-to-all, as ``planner validate`` trains a plan.
+
+Sharding: stage 0 keeps whole weights and all-reduces gradients once a step; stages 2 and 3 are fully_shard with and
+without gathered weights kept.  Under a pipeline fully_shard keeps the weights of a stage gathered and its gradients
+unsharded until the last micro-batch (torch/distributed/pipelining/stage.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from planner.backends.base import NONE, BufferContext, OffloadChoice, RecomputeKind, StateBytes
+from planner.backends.fsdp import EAGER_LOSS_BYTES, FULL, GATHERED_BLOCKS, GRADIENT_BYTES, MASTER_BYTES, Fsdp
+from planner.backends.pytorch_rules import RULES
+from planner.specs.batch import FloatArray, IntArray, StrategyBatch
+from planner.specs.job import Job
+from planner.specs.model import ModelSpec
+from planner.specs.strategy import Schedule
+
+
+class PyTorch(Fsdp):
+    """torch 2.8 or newer, as the package planner_validate runs it."""
+
+    name = "pytorch"
+    family = "pytorch"
+    title = "PyTorch alone"
+    versions = "torch >=2.8,<2.14"
+    rules = RULES
+    expert_degrees = True
+    offloads = (OffloadChoice("cpu", "cpu", (2, 3), steps=1),)
+    habits = replace(
+        Fsdp.habits,
+        pipelines_keep_weights=True,
+        # Norms, rotary positions and gated products save what a fused kernel would (planner_validate/layers.py).
+        activation_overhead=1.0,
+        loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
+        kernels_per_layer=120,
+        tensor_parallel_kernels=60,
+        sharding_kernels=60,
+        expert_dispatch="all-to-all",
+        padded_experts=True,
+    )
+    zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
+
+    def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
+        return (
+            NONE,
+            *(kind for kind in super().recompute_kinds(model, job) if kind is not NONE and kind != FULL),
+            FULL,
+        )
+
+    def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
+        if pp == 1:
+            return ("none",) if vpp == 1 else ()
+        return ("interleaved",) if vpp > 1 else ("1f1b", "gpipe")
+
+    def layouts(self, model: ModelSpec, pp: int, vpp: int) -> Literal["free", "fixed"]:
+        return "free" if pp > 1 else "fixed"
+
+    def default_layout(self, model: ModelSpec, pp: int, vpp: int) -> tuple[int, ...] | None:
+        """Even shares, a remainder at the first stages."""
+        stages = pp * vpp
+        each, extra = divmod(model.layers, stages)
+        return tuple(each + (stage < extra) for stage in range(stages)) if each else None
+
+    def state_bytes(self, job: Job, batch: StrategyBatch, shard: IntArray) -> StateBytes:
+        """Gradients are freed after every step: with one micro-batch those of the layers come to be while activations
+        go, so they count in the optimizer step and not beside the loss."""
+        held = super().state_bytes(job, batch, shard)
+        single = job.global_batch <= batch.micro_batch * batch.dp
+        kept = (batch.pp > 1) & (batch.zero_stage >= 2)
+        whole = np.where(batch.zero_stage == 0, MASTER_BYTES, held.weights)
+        # An offload moves no gradients that are not beside the weights: freed ones, and whole ones of a stage.
+        moved = held.offloadable - np.where(kept | single, held.gradients, 0.0)
+        return replace(
+            held,
+            weights=whole + np.where((batch.pp > 1) & (batch.zero_stage == 3), job.compute_bytes, 0.0),
+            gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
+            offloadable=moved,
+            step_temporary=np.where(single, held.gradients * (1.0 - batch.offload_optimizer), 0.0),
+        )
+
+    def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
+        """Gather windows of sharded weights; stages of a pipeline hold theirs whole all step."""
+        batch = context.batch
+        windows = np.where((batch.pp > 1) | (batch.zero_stage == 0), 0.0, 1.0)
+        width = context.job.compute_bytes
+        gathered = np.where(batch.zero_stage == 3, windows, 0.0)
+        return {
+            "gathered embedding and head": gathered * width * context.root_params,
+            "gathered blocks": gathered * width * GATHERED_BLOCKS * context.layer_params,
+            "unsharded gradients": windows * GRADIENT_BYTES * GATHERED_BLOCKS * context.layer_params,
+        }
