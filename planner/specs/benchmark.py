@@ -76,8 +76,10 @@ class BenchmarkConfig(Spec):
     schema_version: int = BENCHMARK_SCHEMA_VERSION
     device: Literal["cpu", "cuda"]
     benchmarks: tuple[Benchmark, ...]
-    repeats: int = Field(default=7, ge=5, le=1000)
-    """Timed batches of executions; every process starts each of them at the same time."""
+    visits: int = Field(default=3, ge=1, le=100)
+    """Passes through all benchmarks."""
+    repeats: int = Field(default=3, ge=1, le=1000)
+    """Timed batches of executions of each at a visit; every process starts each of them at the same time."""
     batch_s: float = Field(default=0.02, gt=0)
     """About how long such a batch takes."""
     threads: int = Field(default=1, ge=1, le=4096)

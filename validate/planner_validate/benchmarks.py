@@ -76,8 +76,18 @@ class Machine:
         self.wait()
 
 
-def measure(machine: Machine, benchmark: Benchmark) -> Timing:
-    """Median and spread of one execution; every process calls it with the same benchmark.
+@dataclass(frozen=True)
+class Sample:
+    """What one visit to a benchmark found."""
+
+    seconds: tuple[float, ...] = ()
+    """Of one execution, by repeat."""
+    problem: str = ""
+    """Why it could not be timed; empty where it was."""
+
+
+def sample(machine: Machine, benchmark: Benchmark) -> Sample:
+    """Time a benchmark ``machine.repeats`` times; every process calls it with the same one.
 
     Where any process cannot do it, none of them reports a time."""
     problem = ""
@@ -90,7 +100,7 @@ def measure(machine: Machine, benchmark: Benchmark) -> Timing:
     except (RuntimeError, NotImplementedError, ValueError) as error:
         problem, first = _one_line(error), 1.0
     if machine.agree(1.0 if problem else 0.0, dist.ReduceOp.MAX):
-        return Timing(reason=problem or "another process could not do it")
+        return Sample(problem=problem or "another process could not do it")
     slowest = machine.agree(first, dist.ReduceOp.MAX)
     count = max(1, min(_MOST_EXECUTIONS, math.ceil(machine.batch_s / slowest)))
     _timed(machine, execute, count)
@@ -98,8 +108,17 @@ def measure(machine: Machine, benchmark: Benchmark) -> Timing:
     for _ in range(machine.repeats):
         machine.meet()
         seconds.append(_timed(machine, execute, count) / count / executions)
+    return Sample(seconds=tuple(seconds))
+
+
+def _timing(samples: Sequence[Sample]) -> Timing:
+    """Median and spread over all visits; one that failed leaves no time."""
+    problem = next((one.problem for one in samples if one.problem), "")
+    if problem:
+        return Timing(reason=problem)
+    seconds = [value for one in samples for value in one.seconds]
     low, middle, high = _quartiles(seconds)
-    return Timing(seconds=middle, spread=(high - low) / 2.0 / middle, repeats=machine.repeats)
+    return Timing(seconds=middle, spread=(high - low) / 2.0 / middle, repeats=len(seconds))
 
 
 def _nothing() -> None:
@@ -518,11 +537,17 @@ def run(config: BenchmarkConfig, out: Path) -> BenchmarkResult:
     try:
         groups = _groups(world_size, [one.ranks for one in config.benchmarks], rank, timeout)
         machine = Machine(device, rank, world_size, groups, config.repeats, config.batch_s)
-        timings = []
-        for index, benchmark in enumerate(config.benchmarks):
-            phase = f"{index + 1} of {len(config.benchmarks)}: {benchmark.kind}, {benchmark.label}"
-            _replace(out / f"rank-{rank}.phase", phase)
-            timings.append(measure(machine, benchmark))
+        samples: list[list[Sample]] = [[] for _ in config.benchmarks]
+        # Visited again and again, so that what disturbs the machine for a while does not fall on a few of them.
+        for visit, index in itertools.product(range(config.visits), range(len(config.benchmarks))):
+            benchmark, known = config.benchmarks[index], samples[index]
+            if known and known[-1].problem:
+                continue
+            done = visit * len(config.benchmarks) + index
+            share = done / config.visits / len(config.benchmarks)
+            _replace(out / f"rank-{rank}.phase", f"{100 * share:.0f} %: {benchmark.kind}, {benchmark.label}")
+            known.append(sample(machine, benchmark))
+        timings = [_timing(visits) for visits in samples]
         machine.meet()
     finally:
         dist.destroy_process_group()

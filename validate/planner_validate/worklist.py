@@ -181,9 +181,7 @@ def _attention(wanted: Wanted) -> Iterator[Benchmark]:
         heads, width = model.heads, head_widths(model)[0]
         lengths.add(_tokens(wanted))
     for kind in _ATTENTION:
-        yield Benchmark(
-            kind=kind, shape={"batch": 1, "heads": 1, "length": 1, "width": 2}, precision=wanted.precision
-        )
+        yield Benchmark(kind=kind, shape={"batch": 1, "heads": 1, "length": 1, "width": 2}, precision=wanted.precision)
     for length in sorted(lengths):
         flops = 4.0 * length * length * width * _BACKWARD_FLOPS
         affordable = min(heads, int(wanted.most_flops / flops))

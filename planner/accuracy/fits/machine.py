@@ -91,7 +91,7 @@ class Question:
     @property
     def host_adds(self) -> bool:
         """Whether issuing work takes time beside the work itself, because one thread does both."""
-        return bool(getattr(self.cluster.accelerator, "synchronous", False))
+        return self.cluster.accelerator.synchronous
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,8 @@ def _warnings(
     constants = published_constants().lookup(question.backend.name, question.cluster.accelerator)
     for name in _shares():
         value = getattr(constants, name) * found.factors.get(name, 1.0)
-        if name in found.factors and value > 1.0:
+        # The catalogue's figures of a processor stand for any processor.
+        if name in found.factors and value > 1.0 and not question.host_adds:
             lines.append(f"{name} becomes {value:.2f} of what the catalogue says the hardware can do")
     lines += [
         f"{kind}: the cost model is {percent(error)} off what was measured even with the profile (median)"

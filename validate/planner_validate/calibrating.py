@@ -1,0 +1,311 @@
+"""Measures the machine that this process runs on and fits a profile to what was found: ``planner calibrate
+--on-this-machine``.
+
+Imports no torch: the measurements run in processes of their own, as many as would train."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.accuracy.fits.machine import Question, calibration
+from planner.backends import get_backend
+from planner.catalog import load_accelerator
+from planner.errors import InputError, MissingExtraError
+from planner.machines.products import identify
+from planner.service.clusters import resolve_cluster
+from planner.service.requests import ClusterInput
+from planner.specs.benchmark import Benchmark, BenchmarkConfig, BenchmarkResult
+from planner.specs.cluster import Cluster
+from planner.specs.job import Precision
+from planner.specs.model import ModelSpec
+from planner.specs.profile import MachineCalibration, MachineMeasurement
+from planner_validate.worklist import Wanted, worklist
+
+WHERE = "--on-this-machine"
+BACKEND = "pytorch"
+Progress = Callable[[str], None]
+INSTALL = "pip install 'parallel-planner[validate]' installs it (or torch >= 2.8 built for your GPUs, from pytorch.org)"
+_PROBE = (
+    "import json, torch; count = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
+    "print(json.dumps({'torch': str(torch.__version__), 'devices': [[torch.cuda.get_device_name(i), "
+    "torch.cuda.get_device_properties(i).total_memory] for i in range(count)]}))"
+)
+_PROBE_S = 120.0
+_STALLED_S = 180.0
+"""Without any progress a measurement is given up."""
+_POLL_S = 0.2
+_GRACE_S = 3.0
+_SHOWN_LINES = 20
+_MOST_PROCESSES = 64
+_QUICK_VISITS, _VISITS = 2, 3
+_REPEATS = 3
+"""Of every benchmark at a visit."""
+_QUICK_BATCH_S, _BATCH_S = 0.01, 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure; None is found out."""
+
+    gpu: str | None = None
+    """Catalogue id of the accelerator; None: the GPUs that torch sees, else the processor."""
+    processes: int | None = None
+    """None: one a GPU, or one a processor core."""
+    model: ModelSpec | None = None
+    """Whose matrix shapes are timed, too."""
+    seq_len: int | None = None
+    precision: Precision | None = None
+    quick: bool = False
+    """Fewer sizes and repeats."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What torch sees."""
+
+    torch: str
+    names: tuple[str, ...]
+    """Of the GPUs."""
+    memory_bytes: tuple[int, ...]
+
+
+def calibrate_this_machine(options: Options, progress: Progress | None = None) -> MachineCalibration:
+    """Measure and fit; raises MissingExtraError without torch or without the accelerator."""
+    tell = progress or _silent
+    tell("asking torch for its devices")
+    devices = probe()
+    gpu = _accelerator(options.gpu, devices)
+    processes = _processes(options.processes, gpu, devices)
+    question = _question(gpu, processes)
+    wanted = _wanted(options, question, processes)
+    config = BenchmarkConfig(
+        device="cpu" if question.cluster.accelerator.synchronous else "cuda",
+        benchmarks=worklist(wanted),
+        visits=_QUICK_VISITS if options.quick else _VISITS,
+        repeats=_REPEATS,
+        batch_s=_QUICK_BATCH_S if options.quick else _BATCH_S,
+        threads=max(1, int(question.cluster.cores_per_rank)),
+    )
+    results = measured(config, processes, tell)
+    rows, missing = combined(config, results)
+    if not rows:
+        raise MissingExtraError(
+            "nothing could be measured", where=WHERE, got="; ".join(sorted(set(missing.values()))[:3]), hint=INSTALL
+        )
+    tell("fitting the constants")
+    return calibration(
+        question,
+        rows,
+        device_name=results[0].device_name,
+        host=results[0].host,
+        versions=results[0].versions,
+        processes=processes,
+        not_measured=missing,
+    )
+
+
+def _silent(_: str) -> None:
+    """Nobody watches."""
+
+
+def probe() -> Devices:
+    """Devices of the torch that the measuring processes will import."""
+    try:
+        found = subprocess.run(  # noqa: S603 - this interpreter with our own text
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False
+        )
+    except subprocess.TimeoutExpired as problem:
+        raise MissingExtraError(
+            "torch does not answer", where=WHERE, got=f"no answer within {_PROBE_S:.0f} s", hint=INSTALL
+        ) from problem
+    if found.returncode != 0:
+        lines = found.stderr.strip().splitlines()
+        raise MissingExtraError(
+            "torch cannot be imported", where=WHERE, got=lines[-1] if lines else "no message", hint=INSTALL
+        )
+    answer = json.loads(found.stdout.strip().splitlines()[-1])
+    names, sizes = [name for name, _ in answer["devices"]], [size for _, size in answer["devices"]]
+    return Devices(answer["torch"], tuple(names), tuple(sizes))
+
+
+def _accelerator(given: str | None, devices: Devices) -> str:
+    """Catalogue id of what is measured; a GPU that is named must be the one that is there."""
+    named = None if given is None else load_accelerator(given)
+    if named is None and not devices.names:
+        return "cpu"
+    if named is not None and (named.synchronous or not devices.names):
+        return named.id
+    try:
+        found = identify(devices.names[0], devices.memory_bytes[0] >> 20).accelerator
+    except InputError:
+        if named is None:
+            raise
+        # A card that the catalogue does not know may be measured under the name of its next of kin.
+        return named.id
+    if named is not None and named.id != found.id:
+        raise InputError(
+            "this machine has another accelerator",
+            where="--gpu",
+            got=named.id,
+            allowed=f"{found.id} ({devices.names[0]}), or cpu",
+            hint="leave out --gpu to measure what is there",
+        )
+    return found.id
+
+
+def _processes(given: int | None, gpu: str, devices: Devices) -> int:
+    """How many measure at the same time."""
+    on_cpu = _cluster(gpu, 1).accelerator.synchronous
+    if not on_cpu and not devices.names:
+        raise MissingExtraError(
+            f"torch {devices.torch} sees no GPU here",
+            where="--gpu",
+            got=gpu,
+            allowed="cpu on this machine",
+            hint="--gpu cpu measures the processor; a GPU needs its driver and a torch that is built for it",
+        )
+    most = _MOST_PROCESSES if on_cpu else len(devices.names)
+    if given is None:
+        return min(os.cpu_count() or 1, _MOST_PROCESSES) if on_cpu else most
+    if not 1 <= given <= most:
+        raise InputError(
+            "this machine cannot be measured by that many processes",
+            where="--nproc",
+            got=str(given),
+            allowed=f"1 to {most}" + ("" if on_cpu else f" (torch sees {most} GPUs)"),
+            hint="as many as the ranks that will train on it",
+        )
+    return given
+
+
+def _cluster(gpu: str, processes: int) -> Cluster:
+    """This machine with that many ranks on it."""
+    return resolve_cluster(ClusterInput(gpu=gpu, gpus=processes)).cluster
+
+
+def _question(gpu: str, processes: int) -> Question:
+    return Question(_cluster(gpu, processes), get_backend(BACKEND))
+
+
+def _wanted(options: Options, question: Question, processes: int) -> Wanted:
+    accelerator = question.cluster.accelerator
+    precision: Precision = options.precision or ("bf16" if accelerator.peak.bf16 is not None else "fp32")
+    peaks = {"fp32": accelerator.peak.fp32, "bf16": accelerator.peak.bf16, "fp16": accelerator.peak.fp16}
+    rate = peaks.get(precision)
+    if rate is None:
+        raise InputError(
+            f"{accelerator.id} has no {precision} matrix rate",
+            where="--precision",
+            got=precision,
+            allowed=", ".join(name for name, peak in peaks.items() if peak is not None),
+            hint="choose a format that the accelerator computes in",
+        )
+    return Wanted(
+        device="cpu" if accelerator.synchronous else "cuda",
+        processes=processes,
+        precision=precision,
+        flops_per_s=rate * question.cluster.cores_per_rank,
+        model=options.model,
+        seq_len=options.seq_len,
+        quick=options.quick,
+        narrow=accelerator.peak.fp8 is not None,
+    )
+
+
+def measured(config: BenchmarkConfig, processes: int, progress: Progress) -> list[BenchmarkResult]:
+    """What every process found, by rank; raises InputError where one of them failed or stalled."""
+    with tempfile.TemporaryDirectory(prefix="planner-calibrate-") as folder:
+        out = Path(folder)
+        (out / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+        _launch(out, processes, config.threads, progress)
+        return [
+            BenchmarkResult.model_validate_json((out / f"rank-{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(processes)
+        ]
+
+
+def _launch(out: Path, processes: int, threads: int, progress: Progress) -> None:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)),
+        *("-m", "planner_validate.benchmarks", "--config", str(out / "config.json"), "--out", str(out)),
+    ]
+    path = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry))
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+    with (out / "output").open("wb") as output, _running(command, environment, output) as child:
+        phase, since = "", time.monotonic()
+        while (code := child.poll()) is None:
+            now = _phase(out)
+            if now != phase:
+                phase, since = now, time.monotonic()
+                progress(f"measuring {phase}")
+            if time.monotonic() - since > _STALLED_S:
+                raise _failed(out, f"no progress for {_STALLED_S:.0f} s at {phase or 'the start'}")
+            time.sleep(_POLL_S)
+    if code != 0:
+        raise _failed(out, f"the processes ended with code {code}")
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], environment: dict[str, str], output: object) -> Iterator[subprocess.Popen[bytes]]:
+    """The command in a session of its own, which is ended with all its processes."""
+    child = subprocess.Popen(  # noqa: S603 - this interpreter with our own module
+        command,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # type: ignore[call-overload]
+    )
+    try:
+        yield child
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if child.poll() is not None:
+                break
+            os.killpg(child.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE_S)
+
+
+def _phase(out: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (out / "rank-0.phase").read_text(encoding="utf-8")
+    return ""
+
+
+def _failed(out: Path, what: str) -> InputError:
+    lines = (out / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    told = "\n".join(lines[-_SHOWN_LINES:])
+    return InputError(f"the measurement failed: {what}", where=WHERE, got=told or "no output", hint="run it again")
+
+
+def combined(
+    config: BenchmarkConfig, results: Sequence[BenchmarkResult]
+) -> tuple[list[MachineMeasurement], dict[str, str]]:
+    """One measurement a benchmark, that of the slowest process; and the reason of what was not measured."""
+    rows, missing = [], {}
+    for index, benchmark in enumerate(config.benchmarks):
+        timings = [result.timings[index] for result in results]
+        slowest = max(timings, key=lambda timing: timing.seconds or 0.0)
+        if slowest.seconds is None or any(timing.seconds is None for timing in timings):
+            missing[_title(benchmark)] = next(timing.reason for timing in timings if timing.reason)
+            continue
+        rows.append(
+            MachineMeasurement(
+                **benchmark.model_dump(), seconds=slowest.seconds, spread=slowest.spread, repeats=slowest.repeats
+            )
+        )
+    return rows, missing
+
+
+def _title(benchmark: Benchmark) -> str:
+    return f"{benchmark.kind} {benchmark.label}"
