@@ -5,22 +5,17 @@ Imports no torch: the measurements run in processes of their own, as many as wou
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from planner.accuracy.fits.machine import Question, calibration
 from planner.backends import get_backend
 from planner.catalog import load_accelerator
-from planner.errors import InputError, MissingExtraError
+from planner.errors import InputError, MeasurementError, MissingExtraError
 from planner.machines.products import identify
 from planner.service.clusters import resolve_cluster
 from planner.service.requests import ClusterInput
@@ -29,11 +24,13 @@ from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
 from planner.specs.model import ModelSpec
 from planner.specs.profile import MachineCalibration, MachineMeasurement
+from planner.specs.validation import RankFailure
+from planner_validate import launching
+from planner_validate.options import Progress
 from planner_validate.worklist import Wanted, worklist
 
 WHERE = "--on-this-machine"
 BACKEND = "pytorch"
-Progress = Callable[[str], None]
 INSTALL = "pip install 'parallel-planner[validate]' installs it (or torch >= 2.8 built for your GPUs, from pytorch.org)"
 _PROBE = (
     "import json, torch; count = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
@@ -41,11 +38,6 @@ _PROBE = (
     "torch.cuda.get_device_properties(i).total_memory] for i in range(count)]}))"
 )
 _PROBE_S = 120.0
-_STALLED_S = 180.0
-"""Without any progress a measurement is given up."""
-_POLL_S = 0.2
-_GRACE_S = 3.0
-_SHOWN_LINES = 20
 _MOST_PROCESSES = 64
 _QUICK_VISITS, _VISITS = 2, 3
 _REPEATS = 3
@@ -223,69 +215,41 @@ def _wanted(options: Options, question: Question, processes: int) -> Wanted:
 
 
 def measured(config: BenchmarkConfig, processes: int, progress: Progress) -> list[BenchmarkResult]:
-    """What every process found, by rank; raises InputError where one of them failed or stalled."""
-    with tempfile.TemporaryDirectory(prefix="planner-calibrate-") as folder:
-        out = Path(folder)
-        (out / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
-        _launch(out, processes, config.threads, progress)
-        return [
-            BenchmarkResult.model_validate_json((out / f"rank-{rank}.json").read_text(encoding="utf-8"))
-            for rank in range(processes)
-        ]
+    """What every process found, by rank; MeasurementError where one of them failed or stalled."""
+    with launching.private_folder() as folder:
+        folder.config.write_text(config.model_dump_json(), encoding="utf-8")
+        ended = launching.supervise(
+            launching.torchrun(folder, processes, ("-m", "planner_validate.benchmarks")),
+            folder,
+            ranks=processes,
+            timeout_s=config.timeout_s,
+            environment=launching.surroundings(config.threads, config.device),
+            progress=progress,
+        )
+        if ended.how == "interrupted":
+            raise KeyboardInterrupt
+        files = [folder.results / f"rank-{rank}.json" for rank in range(processes)]
+        if all(file.exists() for file in files):
+            return [BenchmarkResult.model_validate_json(file.read_text(encoding="utf-8")) for file in files]
+        raise _failed(launching.explained(folder, processes, ended, (), (), config.timeout_s))
 
 
-def _launch(out: Path, processes: int, threads: int, progress: Progress) -> None:
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)),
-        *("-m", "planner_validate.benchmarks", "--config", str(out / "config.json"), "--out", str(out)),
-    ]
-    path = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry))
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
-    with (out / "output").open("wb") as output, _running(command, environment, output) as child:
-        phase, since = "", time.monotonic()
-        while (code := child.poll()) is None:
-            now = _phase(out)
-            if now != phase:
-                phase, since = now, time.monotonic()
-                progress(f"measuring {phase}")
-            if time.monotonic() - since > _STALLED_S:
-                raise _failed(out, f"no progress for {_STALLED_S:.0f} s at {phase or 'the start'}")
-            time.sleep(_POLL_S)
-    if code != 0:
-        raise _failed(out, f"the processes ended with code {code}")
-
-
-@contextlib.contextmanager
-def _running(command: Sequence[str], environment: dict[str, str], output: object) -> Iterator[subprocess.Popen[bytes]]:
-    """The command in a session of its own, which is ended with all its processes."""
-    child = subprocess.Popen(  # noqa: S603 - this interpreter with our own module
-        command,
-        env=environment,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # type: ignore[call-overload]
+def _failed(failures: Sequence[RankFailure]) -> MeasurementError:
+    """The first cause, and how many processes it took along."""
+    first = failures[0]
+    who = "a process" if first.rank is None else f"process {first.rank}"
+    return MeasurementError(
+        f"{who} failed at {first.phase}: {first.message}",
+        where=WHERE,
+        got=first.details or None,
+        hint=_HINTS.get(first.kind, "run it again; --nproc with fewer processes needs less"),
     )
-    try:
-        yield child
-    finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if child.poll() is not None:
-                break
-            os.killpg(child.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_GRACE_S)
 
 
-def _phase(out: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (out / "rank-0.phase").read_text(encoding="utf-8")
-    return ""
-
-
-def _failed(out: Path, what: str) -> InputError:
-    lines = (out / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    told = "\n".join(lines[-_SHOWN_LINES:])
-    return InputError(f"the measurement failed: {what}", where=WHERE, got=told or "no output", hint="run it again")
+_HINTS = {
+    "out-of-memory": "take fewer processes (--nproc) or a shorter --seq-len",
+    "timeout": "is the machine overloaded, or a GPU hung? Try again with --quick",
+}
 
 
 def combined(
