@@ -12,9 +12,15 @@ TERA = 1_000_000_000_000
 BITS_PER_BYTE = 8
 
 
+def memory_unit(largest_bytes: float) -> tuple[str, int]:
+    """Name and bytes of the unit in which sizes up to ``largest_bytes`` are read: GiB, or MiB for tiny ones."""
+    return ("GiB", GIB) if abs(largest_bytes) >= GIB / 2 else ("MiB", MIB)
+
+
 def gib(size_bytes: float) -> str:
-    """Format bytes as GiB with the digits a reader can use (``71.3 GiB``)."""
-    return f"{size_bytes / GIB:.1f} GiB"
+    """Format bytes as GiB with the digits a reader can use (``71.3 GiB``); tiny sizes as MiB."""
+    name, size = memory_unit(size_bytes) if size_bytes else ("GiB", GIB)
+    return f"{size_bytes / size:.1f} {name}"
 
 
 def duration(seconds: float) -> str:

@@ -242,7 +242,9 @@ class Habits:
     narrow_recipe: NarrowRecipe | None = None
     """Scaling of 8-bit matrices where a run states it; None: what the framework takes on the accelerator."""
     allocator_factor: float
-    """Reserved over allocated bytes."""
+    """Reserved over allocated bytes of a caching allocator."""
+    memory_factor: float = 1.0
+    """What a machine profile found a rank to need over the estimate, before context and buffers."""
     expert_dispatch: Literal["all-to-all", "flex-between-domains", "flex"] = "all-to-all"
     """Every copy of a token travels to its expert; or one copy to each domain and rank with some of its experts
     (DeepEP, HybridEP), everywhere or only where an expert group leaves the fast links."""

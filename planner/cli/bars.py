@@ -6,7 +6,7 @@ from rich.text import Text
 
 from planner.service.why import LOSSES, summands, time_parts
 from planner.specs.plan import Breakdown, Estimate, Plan
-from planner.units import GIB, duration, gib, percent
+from planner.units import duration, gib, memory_unit, percent
 
 WIDEST = 44
 NARROWEST = 10
@@ -65,8 +65,9 @@ def memory_lines(estimate: Estimate, columns: int) -> list[Text]:
         letter, name, colour, _ = CATEGORIES[index]
         legend.append(f"{letter} {name}  ", style=colour)
     worst = max(rows, key=lambda row: row[2])[1]
-    detail = ", ".join(f"{CATEGORIES[i][0]} {worst[i] / GIB:.1f}" for i in used if worst[i] > 0)
-    return [*lines, legend, Text(f"  fullest stage, GiB: {detail}")]
+    unit, size = memory_unit(sum(worst))
+    detail = ", ".join(f"{CATEGORIES[i][0]} {worst[i] / size:.1f}" for i in used if worst[i] > 0)
+    return [*lines, legend, Text(f"  fullest stage, {unit}: {detail}")]
 
 
 def _memory_line(label: str, sizes: list[float], total: float, scale: float, width: int) -> Text:

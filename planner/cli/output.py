@@ -22,7 +22,7 @@ from planner.service.why import largest_loss
 from planner.specs.cluster import Cluster
 from planner.specs.plan import OUTSIDE_EXPERIENCE, Assumption, Plan, PlanDocument
 from planner.specs.strategy import Recompute, Strategy
-from planner.units import GIB, duration, gib, percent
+from planner.units import duration, gib, memory_unit, percent
 
 
 def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None:
@@ -119,6 +119,8 @@ def offload_text(strategy: Strategy) -> str:
     return text + (f" and the weights to {offload.parameters}" if offload.parameters != "none" else "")
 
 
+MEMORY = "GiB"
+"""Header of the column of peak memory, MiB for tiny plans."""
 LOSS = "largest loss"
 """Header of the column that narrow terminals go without."""
 WIDE_COLUMNS = 96
@@ -142,12 +144,12 @@ COLUMNS: tuple[Column, ...] = (
     ("step s", "right", False),
     ("tok/s", "right", False),
     ("MFU %", "right", False),
-    ("GiB", "right", False),
+    (MEMORY, "right", False),
     (LOSS, "left", False),
 )
 
 
-def _row(rank: int, plan: Plan) -> list[str]:
+def _row(rank: int, plan: Plan, unit: float) -> list[str]:
     s, e = plan.strategy, plan.estimate
     loss, share = largest_loss(plan)
     recompute = s.recompute.mode if s.recompute.mode != "full" else recompute_text(s.recompute)
@@ -167,33 +169,34 @@ def _row(rank: int, plan: Plan) -> list[str]:
         f"{e.step_time_s:.3g}" if e.step_time_s < 100 else f"{e.step_time_s:.0f}",
         f"{e.tokens_per_s_per_gpu:,.0f}",
         f"{100 * e.mfu:.1f}",
-        f"{e.peak_memory_bytes / GIB:.1f}",
+        f"{e.peak_memory_bytes / unit:.1f}",
         f"{loss} {100 * share:.0f}%" if share else loss,
     ]
 
 
 def _ranking(console: Console, document: PlanDocument) -> None:
     plans = [document.best, *document.alternatives]
-    section(
-        console,
-        f"Plans (GiB of {document.best.estimate.memory_limit_bytes / GIB:.1f}; tok/s of a GPU; all figures est.)",
-    )
-    rows = [_row(rank, plan) for rank, plan in enumerate(plans, start=1)]
+    name, unit = memory_unit(max(plan.estimate.peak_memory_bytes for plan in plans))
+    limit = document.best.estimate.memory_limit_bytes / unit
+    section(console, f"Plans ({name} of {limit:,.1f}; tok/s of a GPU; all figures est.)")
+    rows = [_row(rank, plan, unit) for rank, plan in enumerate(plans, start=1)]
     shown = [
         index
         for index, (_, _, optional) in enumerate(COLUMNS)
         if (not optional or any(row[index] not in ("1", "-") for row in rows))
         and (COLUMNS[index][0] != LOSS or console.width >= WIDE_COLUMNS)
     ]
-    headers = [(COLUMNS[index][0], COLUMNS[index][1]) for index in shown]
+    headers = [(name if COLUMNS[index][0] == MEMORY else COLUMNS[index][0], COLUMNS[index][1]) for index in shown]
     grid = table(headers, [[row[index] for index in shown] for row in rows], marked=0, tight=True)
     console.print(Padding(grid, (0, 0, 0, 2)))
-    for name, plan in document.by_backend.items():
+    for backend, plan in document.by_backend.items():
         if plan is None:
-            indented(console, f"{name}: nothing fits", "dim")
+            indented(console, f"{backend}: nothing fits", "dim")
         elif not any(plan == ranked for ranked in plans):
             seconds = duration(plan.estimate.step_time_s)
-            indented(console, f"best of {name}: {seconds}, {strategy_text(plan).removeprefix(name + ': ')}", "dim")
+            indented(
+                console, f"best of {backend}: {seconds}, {strategy_text(plan).removeprefix(backend + ': ')}", "dim"
+            )
 
 
 def section(console: Console, title: str) -> None:

@@ -114,6 +114,13 @@ class CostContext:
         return self.cluster.accelerator.memory.bytes_per_s * self.cluster.cores_per_rank
 
     @property
+    def memory_factor(self) -> float:
+        """What a rank needs over its tensors: memory that a caching allocator cannot use, which a host's has not, and
+        what the machine's profile says."""
+        habits = self.backend.habits
+        return habits.memory_factor * (1.0 if self.cluster.accelerator.synchronous else habits.allocator_factor)
+
+    @property
     def memory_limit_bytes(self) -> float:
         """What a plan may use of one GPU."""
         return self.cluster.memory_bytes_per_gpu * (1.0 - self.job.memory_margin)

@@ -59,7 +59,7 @@ class StageModel:
     """(N, K) added by offloading the whole optimizer (CPU step and transfers, less the GPU step)."""
     first_offload_time_s: FloatArray
     last_offload_time_s: FloatArray
-    # Memory of a rank (allocated bytes, before allocator_factor and the device overhead).
+    # Memory of a rank (allocated bytes, before memory_factor and the device overhead).
     layer_state_bytes: FloatArray
     """(N, K) weights, gradients, optimizer of one layer, nothing offloaded."""
     layer_offloadable_bytes: FloatArray

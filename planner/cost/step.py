@@ -417,7 +417,7 @@ class Step:
             "last_host_bytes": host[-1],
             "fixed_host_bytes": self.fixed_host,
             "local_ranks": np.full(len(self.work.batch), float(self.work.context.cluster.local_gpus)),
-            "memory_factor": np.full(len(self.work.batch), self.work.context.backend.habits.allocator_factor),
+            "memory_factor": np.full(len(self.work.batch), self.work.context.memory_factor),
             "device_overhead_bytes": self.device_overhead,
         }
 

@@ -143,7 +143,7 @@ def examine(asked: CheckRequest) -> Checked:
         return found
     # A profile's memory factor is part of the backend, so what the file changes is put on top of it.
     context = context_of(request, configuration.backend)
-    backend = completed.backend.with_habits(allocator_factor=context.backend.habits.allocator_factor)
+    backend = completed.backend.with_habits(memory_factor=context.backend.habits.memory_factor)
     found.context = context = replace(context, backend=backend)
     found.findings = [_of_no_consequence(each, completed.batch) for each in found.findings]
     broken = refusals(context, completed.batch)

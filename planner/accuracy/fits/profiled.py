@@ -23,4 +23,4 @@ def with_memory_factor(backend: Backend, factor: float) -> Backend:
     """The framework whose ranks need ``factor`` times the memory, before context and communication buffers."""
     if factor == 1.0:
         return backend
-    return backend.with_habits(allocator_factor=backend.habits.allocator_factor * factor)
+    return backend.with_habits(memory_factor=backend.habits.memory_factor * factor)
