@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from planner_validate import keeper
+from planner_validate.launching import Folder, torchrun
+
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.plan import PlanDocument
 from planner.specs.validation import RunConfig
-from planner_validate import keeper
-from planner_validate.launching import Folder, torchrun
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 

@@ -66,7 +66,7 @@ STAGES = (
     Stage(
         _TRAFFIC,
         (
-            *("fabric_bus_share", "fabric_half_message_bytes", "fabric_latency_s"),
+            *("fabric_bus_share", "fabric_half_message_bytes", "fabric_latency_s", "fabric_hop_s"),
             *("network_share", "network_half_message_bytes", "network_latency_s"),
         ),
     ),
@@ -145,10 +145,22 @@ def fit(question: Question, measurements: Sequence[MachineMeasurement]) -> Found
     overhead = issue_times(measurements)
     for stage in STAGES:
         rows = [row for row in measurements if row.kind in stage.kinds and not row.smallest]
-        rows = [row for row in rows if (row.precision == "fp8") is stage.narrow]
+        rows = _gathered_and_scattered([row for row in rows if (row.precision == "fp8") is stage.narrow])
         if rows:
             found = _after(question, stage, rows, found, overhead)
     return found
+
+
+def _gathered_and_scattered(rows: Sequence[MachineMeasurement]) -> list[MachineMeasurement]:
+    """The rows with gather and scatter of one size as one row: the cost model gives them one time, training does as
+    many of the one as of the other, so their mean is what has to be right."""
+    twins: dict[str, list[MachineMeasurement]] = defaultdict(list)
+    for row in rows:
+        kind = "all-gather" if row.kind == "reduce-scatter" else row.kind
+        twins[f"{kind} {row.label}"].append(row)
+    return [
+        same[0].model_copy(update={"seconds": statistics.fmean(row.seconds for row in same)}) for same in twins.values()
+    ]
 
 
 def issue_times(measurements: Sequence[MachineMeasurement]) -> dict[BenchmarkKind, float]:
