@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from planner.accuracy.fits.machine import LEAST_FACTOR, MOST_FACTOR, Found, Question, calibration, fit
+from planner.accuracy.fits.machine import Found, Question, calibration, fit
 from planner.backends import get_backend
 from planner.service import ClusterInput, resolve_cluster
 from planner.service.profiles import profile_assumption
 from planner.specs.benchmark import BenchmarkKind
 from planner.specs.job import Precision
-from planner.specs.profile import MachineCalibration, MachineMeasurement
+from planner.specs.profile import LEAST_FACTOR, MOST_FACTOR, MachineCalibration, MachineMeasurement
 
 GEMMS: tuple[BenchmarkKind, ...] = ("gemm forward", "gemm input gradient", "gemm weight gradient")
 COLLECTIVES: tuple[BenchmarkKind, ...] = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")
