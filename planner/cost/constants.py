@@ -34,6 +34,8 @@ class Constants:
     stream_share: float
     eager_traffic_factor: float
     launch_s: float
+    tensor_parallel_launch_factor: float
+    sharding_launch_factor: float
     blocking_launch_s: float
     staged_collective_host_s: float
     stage_sync_s: float

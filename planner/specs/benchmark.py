@@ -1,6 +1,4 @@
-"""Small measurements of one machine: what every process is told to time, and what each of them found.
-
-A benchmark names a piece of work that the cost model has a formula for; its time is that of one execution."""
+"""A small piece of work that the cost model has a formula for and that a machine can be timed at."""
 
 from __future__ import annotations
 
@@ -10,8 +8,6 @@ from pydantic import Field
 
 from planner.specs.base import Spec
 from planner.specs.job import Precision
-
-BENCHMARK_SCHEMA_VERSION = 1
 
 BenchmarkKind = Literal[
     "gemm forward",
@@ -68,45 +64,3 @@ class Benchmark(Spec):
         """The shape in a few words: ``tokens 512 inputs 256 outputs 256 fp32``."""
         sizes = " ".join(f"{name} {value}" for name, value in self.shape.items())
         return f"{sizes} {self.precision}" + (f" over {self.ranks}" if self.ranks > 1 else "")
-
-
-class BenchmarkConfig(Spec):
-    """The file that all processes of a measurement read."""
-
-    schema_version: int = BENCHMARK_SCHEMA_VERSION
-    device: Literal["cpu", "cuda"]
-    benchmarks: tuple[Benchmark, ...]
-    visits: int = Field(default=3, ge=1, le=100)
-    """Passes through all benchmarks."""
-    repeats: int = Field(default=3, ge=1, le=1000)
-    """Timed batches of executions of each at a visit; every process starts each of them at the same time."""
-    batch_s: float = Field(default=0.02, gt=0)
-    """About how long such a batch takes."""
-    threads: int = Field(default=1, ge=1, le=4096)
-    """CPU threads of each process."""
-    timeout_s: float = Field(default=120.0, gt=0)
-    """Longest wait in one collective."""
-
-
-class Timing(Spec):
-    """What one process found for one benchmark: a time, or why there is none."""
-
-    seconds: float | None = Field(default=None, gt=0)
-    """Median over the repeats of one execution."""
-    spread: float = Field(default=0.0, ge=0)
-    """Half of the interquartile range over the median."""
-    repeats: int = Field(default=0, ge=0)
-    reason: str = ""
-    """Why it could not be timed; empty where it was."""
-
-
-class BenchmarkResult(Spec):
-    """The file that one process writes; ``timings`` in the order of the configuration."""
-
-    schema_version: int = BENCHMARK_SCHEMA_VERSION
-    rank: int = Field(ge=0)
-    world_size: int = Field(ge=1)
-    host: str = ""
-    device_name: str = ""
-    versions: dict[str, str] = Field(default_factory=dict)
-    timings: tuple[Timing, ...] = ()

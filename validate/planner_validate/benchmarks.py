@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  the name that everybody knows it by
 
-from planner.specs.benchmark import Benchmark, BenchmarkConfig, BenchmarkKind, BenchmarkResult, Timing
+from planner.specs.benchmark import Benchmark, BenchmarkKind
+from planner.specs.measuring import BenchmarkConfig, BenchmarkResult, Timing
+from planner.specs.model import ModelSpec
+from planner.specs.validation import RunConfig, StepMeasure
+from planner_validate.layers import Attention, Core, Mlp, Norm, Rotary, activated
+from planner_validate.model import Block
+from planner_validate.training import build, make_optimizer
+from planner_validate.worker import Post, leave, report
 
 Execute = Callable[[], None]
 
@@ -41,7 +49,7 @@ _MOST_EXECUTIONS = 2000
 """Of one timed batch."""
 _TENSOR_PARAMETERS = 1 << 18
 """Parameters of one tensor that the optimizer benchmarks update."""
-_ROPE_BASE = 10_000.0
+_WEIGHT_SPREAD = 0.02
 
 
 @dataclass(frozen=True)
@@ -299,53 +307,50 @@ def _copy(machine: Machine, benchmark: Benchmark) -> Execute:
 
 
 def _elementwise(machine: Machine, benchmark: Benchmark) -> Execute:
-    """What a layer does beside matrices and attention, forward and backward."""
+    """What a layer does beside matrices and attention, forward and backward, by the parts of the training runs."""
     shape, dtype = benchmark.shape, _dtype(benchmark)
     tokens, hidden, width, ffn = (shape[name] for name in ("tokens", "hidden", "head_dim", "ffn"))
     device = machine.device
-    rotary = _Rotary(tokens, width, device, dtype)
+    rotary = Rotary(width)
+    norms = [_filled(Norm("rmsnorm", hidden), device, dtype) for _ in range(2)]
     heads = (shape["heads"], shape["kv_heads"])
 
     def tensor(*dims: int) -> torch.Tensor:
-        return torch.randn(*dims, device=device, dtype=dtype, requires_grad=True)
+        return torch.randn(1, *dims, device=device, dtype=dtype, requires_grad=True)
 
     def operands() -> list[torch.Tensor]:
         states = [tensor(tokens, hidden) for _ in range(2)]
-        turned = [tensor(1, tokens, count, width) for count in heads]
-        return [*states, *(tensor(hidden) for _ in range(2)), *turned, tensor(tokens, ffn), tensor(tokens, ffn)]
+        turned = [tensor(tokens, count, width) for count in heads]
+        return [*states, *turned, tensor(tokens, ffn), tensor(tokens, ffn)]
 
     elements = tokens * (2 * hidden + width * sum(heads) + 2 * ffn)
     pool = _pool(4 * elements * dtype.itemsize, operands)
+    weights = [norm.weight for norm in norms]
 
     def layer() -> None:
         inputs = next(pool)
-        first, second, norm, other, query, key, gate, up = inputs
+        first, second, query, key, gate, up = inputs
         outputs = [
-            F.rms_norm(first, (hidden,), norm),
-            F.rms_norm(second, (hidden,), other),
+            norms[0](first),
+            norms[1](second),
             first + second,
             second + first,
             rotary(query),
             rotary(key),
-            F.silu(gate) * up,
+            activated(gate, up, "silu"),
         ]
-        torch.autograd.grad(outputs, inputs, [output.detach() for output in outputs])
+        torch.autograd.grad(outputs, [*inputs, *weights], [output.detach() for output in outputs])
 
     return layer
 
 
-class _Rotary:
-    """Rotates pairs of elements of every head by an angle that grows with the position; (b, s, heads, width) in and
-    out."""
-
-    def __init__(self, tokens: int, width: int, device: torch.device, dtype: Any) -> None:
-        rates = _ROPE_BASE ** -(torch.arange(0, width, 2, device=device) / width)
-        angles = torch.arange(tokens, device=device)[:, None] * rates.repeat(2)[None, :]
-        self._cosine, self._sine = (wave[:, None, :].to(dtype) for wave in (angles.cos(), angles.sin()))
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return x * self._cosine + torch.cat((-second, first), dim=-1) * self._sine
+def _filled(module: Any, device: torch.device, dtype: Any) -> Any:
+    """The module on the device with small random weights."""
+    module = module.to(device=device, dtype=dtype)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.normal_(std=_WEIGHT_SPREAD)
+    return module
 
 
 def _loss(machine: Machine, benchmark: Benchmark) -> Execute:
@@ -365,46 +370,28 @@ def _loss(machine: Machine, benchmark: Benchmark) -> Execute:
 
 
 def _block(machine: Machine, benchmark: Benchmark) -> Execute:
-    """Forward and backward pass of a transformer block of very few elements."""
+    """Forward and backward pass of a decoder block of very few elements."""
     shape, dtype = benchmark.shape, _dtype(benchmark)
-    block = _Block(shape, machine.device, dtype)
-    x = torch.randn(1, shape["tokens"], shape["hidden"], device=machine.device, dtype=dtype, requires_grad=True)
+    spec = ModelSpec(
+        name="block",
+        layers=1,
+        vocab=1,
+        max_seq=shape["tokens"],
+        hidden=shape["hidden"],
+        ffn=shape["ffn"],
+        heads=shape["heads"],
+        kv_heads=shape["kv_heads"],
+        head_dim=shape["head_dim"],
+    )
+    attention = Attention(spec, Core(), Rotary(spec.head_dim))
+    block = _filled(Block(attention, Mlp(spec, spec.ffn), spec), machine.device, dtype)
+    x = torch.randn(1, shape["tokens"], spec.hidden, device=machine.device, dtype=dtype, requires_grad=True)
     gradient = torch.ones_like(x)
-    tensors = [x, *block.parameters()]
 
     def step() -> None:
-        torch.autograd.grad(block(x), tensors, gradient)
+        block(x).backward(gradient)
 
     return step
-
-
-class _Block(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Pre-norm attention with grouped keys and values, and a gated MLP."""
-
-    def __init__(self, shape: dict[str, int], device: torch.device, dtype: Any) -> None:
-        super().__init__()
-        hidden, width, heads, kv_heads = (shape[name] for name in ("hidden", "head_dim", "heads", "kv_heads"))
-
-        def matrix(inputs: int, outputs: int) -> torch.nn.Linear:
-            return torch.nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
-
-        self.width = width
-        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(hidden, device=device, dtype=dtype) for _ in range(2))
-        self.query, self.output = matrix(hidden, heads * width), matrix(heads * width, hidden)
-        self.key, self.value = matrix(hidden, kv_heads * width), matrix(hidden, kv_heads * width)
-        self.gate, self.up = matrix(hidden, shape["ffn"]), matrix(hidden, shape["ffn"])
-        self.down = matrix(shape["ffn"], hidden)
-        self.rotary = _Rotary(shape["tokens"], width, device, dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.output(self._attention(self.norms[0](x)))
-        y = self.norms[1](x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
-
-    def _attention(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = (matrix(x).unflatten(-1, (-1, self.width)) for matrix in (self.query, self.key, self.value))
-        heads = [part.transpose(1, 2) for part in (self.rotary(query), self.rotary(key), value)]
-        return F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
 
 
 def _collective(machine: Machine, benchmark: Benchmark) -> Execute:
@@ -464,16 +451,21 @@ def _send(machine: Machine, benchmark: Benchmark) -> Execute:
 
 
 def _adam(parameters: int, device: torch.device, *, clipped: bool) -> Execute:
-    """AdamW over tensors of a usual size with fp32 states, after norm and clipping where ``clipped``."""
+    """AdamW over tensors of a usual size with fp32 states, after norm and clipping where ``clipped``, as the training
+    runs do both."""
     sizes = [min(_TENSOR_PARAMETERS, parameters - done) for done in range(0, parameters, _TENSOR_PARAMETERS)]
     weights = [torch.nn.Parameter(torch.zeros(size, device=device)) for size in sizes]
     for weight in weights:
         weight.grad = torch.full_like(weight, 1e-3)
-    optimizer = torch.optim.AdamW(weights, lr=1e-6, fused=True)
+    optimizer = make_optimizer(weights)
 
     def step() -> None:
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         if clipped:
-            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            total = torch.stack([torch.linalg.vector_norm(each).square() for each in gradients]).sum()
+            factor = (1.0 / (total.sqrt() + 1e-6)).clamp(max=1.0)
+            for each in gradients:
+                each.mul_(factor)
         optimizer.step()
 
     return step
@@ -538,7 +530,7 @@ def _groups(world_size: int, sizes: Sequence[int], rank: int, timeout: datetime.
     return mine
 
 
-def run(config: BenchmarkConfig, out: Path) -> BenchmarkResult:
+def run(config: BenchmarkConfig, post: Post) -> BenchmarkResult:
     """Everything that the configuration asks of this process."""
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     torch.set_num_threads(config.threads)
@@ -546,32 +538,45 @@ def run(config: BenchmarkConfig, out: Path) -> BenchmarkResult:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=config.timeout_s)
+    post.phase("joining the process group")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
-    try:
-        groups = _groups(world_size, [one.ranks for one in config.benchmarks], rank, timeout)
-        machine = Machine(device, rank, world_size, groups, config.repeats, config.batch_s)
-        samples: list[list[Sample]] = [[] for _ in config.benchmarks]
-        # Visited again and again, so that what disturbs the machine for a while does not fall on a few of them.
-        for visit, index in itertools.product(range(config.visits), range(len(config.benchmarks))):
-            benchmark, known = config.benchmarks[index], samples[index]
-            if known and known[-1].problem:
-                continue
-            done = visit * len(config.benchmarks) + index
-            share = done / config.visits / len(config.benchmarks)
-            _replace(out / f"rank-{rank}.phase", f"{100 * share:.0f} %: {benchmark.kind}, {benchmark.label}")
-            known.append(sample(machine, benchmark))
-        timings = [_timing(visits) for visits in samples]
-        machine.meet()
-    finally:
-        dist.destroy_process_group()
+    groups = _groups(world_size, [one.ranks for one in config.benchmarks], rank, timeout)
+    machine = Machine(device, rank, world_size, groups, config.repeats, config.batch_s)
+    timings = _pieces(config, machine, post)
     return BenchmarkResult(
         rank=rank,
         world_size=world_size,
         host=platform.node(),
         device_name=_device_name(device),
         versions={"python": platform.python_version(), "torch": str(torch.__version__)} | _cuda_version(device),
-        timings=tuple(timings),
+        timings=timings,
+        runs=tuple(_trained(run, post, f"training run {index + 1}") for index, run in enumerate(config.runs)),
     )
+
+
+def _pieces(config: BenchmarkConfig, machine: Machine, post: Post) -> tuple[Timing, ...]:
+    """All benchmarks, visited again and again, so that what disturbs the machine for a while does not fall on a few of
+    them."""
+    samples: list[list[Sample]] = [[] for _ in config.benchmarks]
+    total = config.visits * len(config.benchmarks)
+    for done, (_, index) in enumerate(itertools.product(range(config.visits), range(len(config.benchmarks)))):
+        benchmark, known = config.benchmarks[index], samples[index]
+        if known and known[-1].problem:
+            continue
+        post.phase(f"{benchmark.kind}, {benchmark.label} ({100 * done // total} %)")
+        known.append(sample(machine, benchmark))
+    return tuple(_timing(visits) for visits in samples)
+
+
+def _trained(config: RunConfig, post: Post, title: str) -> tuple[StepMeasure, ...]:
+    """The measured steps of a short training run."""
+    post.phase(title)
+    trainer = build(config)
+    steps = []
+    for index in range(config.warmup_steps + config.measured_steps):
+        post.phase(f"{title}, step {index + 1}")
+        steps.append(trainer.step(index))
+    return tuple(steps[config.warmup_steps :])
 
 
 def _device_name(device: torch.device) -> str:
@@ -593,24 +598,23 @@ def _cuda_version(device: torch.device) -> dict[str, str]:
     return {"cuda": str(torch.version.cuda)} if device.type == "cuda" else {}
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write whole or not at all."""
-    staged = path.with_name(path.name + ".writing")
-    staged.write_text(text, encoding="utf-8")
-    os.replace(staged, path)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m planner_validate.benchmarks --config FILE --out DIR``, started by torchrun on every rank."""
     parser = argparse.ArgumentParser(description="Times small pieces of work for a machine profile.")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
-    config = BenchmarkConfig.model_validate_json(given.config.read_text(encoding="utf-8"))
-    result = run(config, given.out)
-    _replace(given.out / f"rank-{result.rank}.json", result.model_dump_json(indent=1))
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    rank = int(os.environ.get("RANK", "0"))
+    post = Post(given.out, rank)
+    try:
+        config = BenchmarkConfig.model_validate_json(given.config.read_text(encoding="utf-8"))
+        post.result(run(config, post))
+    except BaseException as error:
+        report(post, rank, error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    leave(main())

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.accuracy.fits.hosts import TrainingRun
 from planner.accuracy.fits.machine import Question, calibration
 from planner.backends import get_backend
 from planner.catalog import load_accelerator
@@ -19,14 +21,16 @@ from planner.errors import InputError, MeasurementError, MissingExtraError
 from planner.machines.products import identify
 from planner.service.clusters import resolve_cluster
 from planner.service.requests import ClusterInput
-from planner.specs.benchmark import Benchmark, BenchmarkConfig, BenchmarkResult
+from planner.specs.benchmark import Benchmark
 from planner.specs.cluster import Cluster
 from planner.specs.job import Precision
+from planner.specs.measuring import BenchmarkConfig, BenchmarkResult
 from planner.specs.model import ModelSpec
 from planner.specs.profile import MachineCalibration, MachineMeasurement
 from planner.specs.validation import RankFailure
 from planner_validate import launching
 from planner_validate.options import Progress
+from planner_validate.probes import training_runs
 from planner_validate.worklist import Wanted, worklist
 
 WHERE = "--on-this-machine"
@@ -80,13 +84,15 @@ def calibrate_this_machine(options: Options, progress: Progress | None = None) -
     processes = _processes(options.processes, gpu, devices)
     question = _question(gpu, processes)
     wanted = _wanted(options, question, processes)
+    threads = max(1, int(question.cluster.cores_per_rank))
     config = BenchmarkConfig(
-        device="cpu" if question.cluster.accelerator.synchronous else "cuda",
+        device=wanted.device,
         benchmarks=worklist(wanted),
         visits=_QUICK_VISITS if options.quick else _VISITS,
         repeats=_REPEATS,
         batch_s=_QUICK_BATCH_S if options.quick else _BATCH_S,
-        threads=max(1, int(question.cluster.cores_per_rank)),
+        threads=threads,
+        runs=training_runs(wanted.device, processes, wanted.precision, threads=threads, quick=options.quick),
     )
     results = measured(config, processes, tell)
     rows, missing = combined(config, results)
@@ -103,6 +109,7 @@ def calibrate_this_machine(options: Options, progress: Progress | None = None) -
         versions=results[0].versions,
         processes=processes,
         not_measured=missing,
+        runs=trained(config, results),
     )
 
 
@@ -269,6 +276,15 @@ def combined(
             )
         )
     return rows, missing
+
+
+def trained(config: BenchmarkConfig, results: Sequence[BenchmarkResult]) -> list[TrainingRun]:
+    """Every training run with the median of its slowest process."""
+    runs = []
+    for index, run in enumerate(config.runs):
+        seconds = [statistics.median(step.seconds for step in result.runs[index]) for result in results]
+        runs.append(TrainingRun(run, max(seconds)))
+    return runs
 
 
 def _title(benchmark: Benchmark) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from planner.specs.base import Spec
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig, StepMeasure
 from planner_validate.gradients import check_gradients
 from planner_validate.training import Trainer, build
@@ -42,7 +43,7 @@ class Post:
         self.now = text
         self._write("phase", text + "\n")
 
-    def result(self, result: RankResult) -> None:
+    def result(self, result: Spec) -> None:
         """Leave what was measured."""
         self._write("json", result.model_dump_json())
 

@@ -12,6 +12,7 @@ from planner.cost.params import distinct_kinds, head_widths, layer_matrices
 from planner.specs.benchmark import COLLECTIVES, Benchmark, BenchmarkKind
 from planner.specs.job import Precision
 from planner.specs.model import ModelSpec
+from planner.specs.validation import RunDevice
 
 _GEMMS: tuple[BenchmarkKind, ...] = ("gemm forward", "gemm input gradient", "gemm weight gradient")
 _ATTENTION: tuple[BenchmarkKind, ...] = ("attention forward", "attention backward")
@@ -69,8 +70,7 @@ GPU = Scale(
 class Wanted:
     """What the measurement is for."""
 
-    device: str
-    """cpu or cuda."""
+    device: RunDevice
     processes: int
     precision: Precision
     flops_per_s: float

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.accuracy.fits.fitting import minimise
+from planner.accuracy.fits.hosts import TrainingRun, compared, fit_hosts
 from planner.accuracy.fits.pieces import Pieces
 from planner.backends.base import Backend
 from planner.cost.constants import Constants, meaning_of, published_constants
@@ -113,9 +114,11 @@ def calibration(
     versions: Mapping[str, str],
     processes: int,
     not_measured: Mapping[str, str] | None = None,
+    runs: Sequence[TrainingRun] = (),
 ) -> MachineCalibration:
-    """The profile that the measurements support, each beside what the cost model says before and after."""
-    found = fit(question, measurements)
+    """The profile that the measurements and the training ``runs`` support, each beside what the cost model says before
+    and after."""
+    found = with_runs(question, fit(question, measurements), runs)
     rows = _beside(question, measurements, found.factors)
     profile = Profile(
         planner_version=__version__,
@@ -124,6 +127,7 @@ def calibration(
         framework=question.backend.name,
         factors=found.factors,
         fitted=tuple(_factor(name, value, found.determined[name]) for name, value in found.factors.items()),
+        runs=compared(question.cluster, question.backend, runs, found.factors),
         measurements=rows,
         versions=dict(versions),
         processes=processes,
@@ -149,6 +153,19 @@ def fit(question: Question, measurements: Sequence[MachineMeasurement]) -> Found
         if rows:
             found = _after(question, stage, rows, found, overhead)
     return found
+
+
+def with_runs(question: Question, found: Found, runs: Sequence[TrainingRun]) -> Found:
+    """What is known with training runs, which only say how long the host takes."""
+    if not runs:
+        return found
+    hosts = fit_hosts(question.cluster, question.backend, runs, found.factors)
+    held = [name for name, value in hosts.factors.items() if value in (LEAST_FACTOR, MOST_FACTOR)]
+    return Found(
+        found.factors | hosts.factors,
+        found.determined | hosts.determined,
+        tuple(dict.fromkeys([*found.held, *held])),
+    )
 
 
 def _gathered_and_scattered(rows: Sequence[MachineMeasurement]) -> list[MachineMeasurement]:
