@@ -14,7 +14,7 @@ from rich.text import Text
 
 from planner.cli.console import Justify, stdout, table
 from planner.errors import InputError
-from planner.specs.profile import MachineCalibration, MachineMeasurement
+from planner.specs.profile import MachineCalibration, MachineMeasurement, ProfileRun
 from planner.units import counted, duration, percent
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def print_machine(result: MachineCalibration, out: Path | None) -> None:
     console.print(Text(f"{profile.accelerator} on {result.host}, {profile.created}, {versions}"), soft_wrap=True)
     _measurements(console, profile.measurements)
     _factors(console, result)
+    _runs(console, profile.runs)
     if result.residuals:
         console.print(Text("\nLeft over with the profile (median)", style="bold"))
         left = ", ".join(f"{kind} {percent(error)}" for kind, error in result.residuals.items())
@@ -154,6 +155,28 @@ def _measurements(console: Console, rows: Sequence[MachineMeasurement]) -> None:
     ]
     console.print()
     console.print(Text("Measured, and how far the cost model is from it", style="bold"))
+    console.print(Padding(table(headers, cells), (0, 0, 0, 2)))
+
+
+def _runs(console: Console, runs: Sequence[ProfileRun]) -> None:
+    if not runs:
+        return
+    headers: list[tuple[str, Justify]] = [
+        ("training run", "left"),
+        ("step", "right"),
+        ("published", "right"),
+        ("profile", "right"),
+    ]
+    cells = [
+        [
+            run.id,
+            duration(run.measured_step_time_s or 0.0),
+            *("" if error is None else f"{100 * error:+.0f} %" for error in (run.error_before, run.error_after)),
+        ]
+        for run in runs
+    ]
+    console.print()
+    console.print(Text("Short training runs, and how far the predicted step time is from them", style="bold"))
     console.print(Padding(table(headers, cells), (0, 0, 0, 2)))
 
 

@@ -7,8 +7,10 @@ import random
 from collections.abc import Iterable, Mapping
 
 import pytest
+from planner_validate.probes import training_runs
 
-from planner.accuracy.fits.machine import Found, Question, calibration, fit
+from planner.accuracy.fits.hosts import TrainingRun, step_times
+from planner.accuracy.fits.machine import Found, Question, calibration, fit, with_runs
 from planner.backends import get_backend
 from planner.service import ClusterInput, resolve_cluster
 from planner.service.profiles import profile_assumption
@@ -219,3 +221,76 @@ def test_words_of_a_plan() -> None:
     assert str(said.value).startswith("cpu_adam_bytes_per_s x ")
     edited = profile.model_copy(update={"factors": profile.factors | {"launch_s": 3.0}})
     assert "edited by hand" in profile_assumption(edited).why
+
+
+RUN_FACTORS = {
+    "gemm_share": 0.5,
+    "attention_forward_share": 0.5,
+    "attention_backward_share": 0.7,
+    "stream_share": 1.8,
+    "launch_s": 2.4,
+    "tensor_parallel_launch_factor": 8.0,
+    "sharding_launch_factor": 3.0,
+    "stage_sync_s": 4.0,
+    "moe_host_s": 2.0,
+    "step_overhead_s": 3.0,
+}
+
+
+def trained(asked: Question, ranks: int, factors: Mapping[str, float]) -> list[TrainingRun]:
+    """The runs of a calibration as a machine with these factors would do them."""
+    runs = [TrainingRun(config, 1.0) for config in training_runs("cpu", ranks, "fp32", threads=1)]
+    seconds = step_times(asked.cluster, asked.backend, runs, factors)
+    return [TrainingRun(run.config, float(time)) for run, time in zip(runs, seconds, strict=True)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_runs_find_what_the_host_costs(ranks: int) -> None:
+    """With the rates from small measurements, short training runs find the times of launches, tensor parallelism,
+    sharding, stages and experts, and then come out as they were."""
+    asked = question("cpu", ranks)
+    rows = timed(asked, work(2, (2, ranks), "fp32"), RUN_FACTORS | {"launch_s": 1.6}, 2e-6)
+    runs = trained(asked, ranks, RUN_FACTORS)
+    result = calibration(asked, rows, device_name="a machine", host="here", versions={}, processes=ranks, runs=runs)
+    found = result.profile.factors
+    assert found["launch_s"] == pytest.approx(RUN_FACTORS["launch_s"], rel=0.3)
+    assert found["moe_host_s"] == pytest.approx(RUN_FACTORS["moe_host_s"], rel=0.3)
+    for name in ("tensor_parallel_launch_factor", "sharding_launch_factor"):
+        # What counts in a step is their product with the time of a launch.
+        product = found[name] * found["launch_s"]
+        assert product == pytest.approx(RUN_FACTORS[name] * RUN_FACTORS["launch_s"], rel=0.15), name
+    assert found["gemm_share"] == pytest.approx(RUN_FACTORS["gemm_share"], rel=0.05)
+    assert len(result.profile.runs) == len(runs)
+    for run in result.profile.runs:
+        assert abs(run.error_after or 0.0) < 0.04, run
+        assert abs(run.error_after or 0.0) < abs(run.error_before or 0.0), run
+    assert f"and {len(runs)} training runs" in profile_assumption(result.profile).why
+
+
+def test_runs_without_partners_say_nothing_of_them() -> None:
+    """A single process has neither tensor parallelism nor stages: their constants stay as published."""
+    asked = question("cpu", 1)
+    runs = trained(asked, 1, RUN_FACTORS)
+    rows = timed(asked, work(2, (), "fp32"), RUN_FACTORS, 2e-6)
+    found = with_runs(asked, fit(asked, rows), runs).factors
+    for name in ("tensor_parallel_launch_factor", "sharding_launch_factor", "stage_sync_s", "fabric_latency_s"):
+        assert name not in found
+
+
+def test_a_run_that_was_disturbed() -> None:
+    """One run of twelve that took five times as long leaves the others predicted within some percent."""
+    asked = question("cpu", 2)
+    runs = trained(asked, 2, RUN_FACTORS)
+    slow = TrainingRun(runs[3].config, 5.0 * runs[3].step_time_s)
+    rows = timed(asked, work(2, (2,), "fp32"), RUN_FACTORS, 2e-6)
+    result = calibration(
+        asked,
+        rows,
+        device_name="a machine",
+        host="here",
+        versions={},
+        processes=2,
+        runs=[slow if run is runs[3] else run for run in runs],
+    )
+    errors = sorted(abs(run.error_after or 0.0) for run in result.profile.runs)
+    assert errors[len(errors) // 2] < 0.1

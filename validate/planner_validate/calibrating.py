@@ -10,6 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ _MOST_PROCESSES = 64
 _QUICK_VISITS, _VISITS = 2, 3
 _REPEATS = 3
 """Of every benchmark at a visit."""
+_RUN_VISITS = 2
 _QUICK_BATCH_S, _BATCH_S = 0.01, 0.02
 
 
@@ -92,7 +94,8 @@ def calibrate_this_machine(options: Options, progress: Progress | None = None) -
         repeats=_REPEATS,
         batch_s=_QUICK_BATCH_S if options.quick else _BATCH_S,
         threads=threads,
-        runs=training_runs(wanted.device, processes, wanted.precision, threads=threads, quick=options.quick),
+        runs=_RUN_VISITS
+        * training_runs(wanted.device, processes, wanted.precision, threads=threads, quick=options.quick),
     )
     results = measured(config, processes, tell)
     rows, missing = combined(config, results)
@@ -279,11 +282,16 @@ def combined(
 
 
 def trained(config: BenchmarkConfig, results: Sequence[BenchmarkResult]) -> list[TrainingRun]:
-    """Every training run with the median of its slowest process."""
-    runs = []
+    """Every training run with the median of its slowest process over all its visits."""
+    visits: dict[str, list[int]] = defaultdict(list)
     for index, run in enumerate(config.runs):
-        seconds = [statistics.median(step.seconds for step in result.runs[index]) for result in results]
-        runs.append(TrainingRun(run, max(seconds)))
+        visits[run.model_dump_json()].append(index)
+    runs = []
+    for indices in visits.values():
+        seconds = [
+            statistics.median(step.seconds for index in indices for step in result.runs[index]) for result in results
+        ]
+        runs.append(TrainingRun(config.runs[indices[0]], max(seconds)))
     return runs
 
 

@@ -12,7 +12,7 @@ from planner.specs.strategy import Strategy
 from planner.specs.validation import RunConfig, RunDevice
 
 MICRO_BATCHES = 4
-WARMUP_STEPS, MEASURED_STEPS = 2, 5
+WARMUP_STEPS, MEASURED_STEPS = 2, 3
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""The second half of a machine's calibration: what short training runs say of the host, beside which nothing smaller
-can be timed.
+"""The second half of a machine's calibration: what short training runs say that small measurements cannot.
 
-Rates stay as the small measurements found them; only times that software costs move, from where those measurements (or
-the published values) put them."""
+Above all what software costs the host with every kind of parallelism; and whether the rates of all kernels, whose
+proportions stay as the small measurements found them, are those of a whole step."""
 
 from __future__ import annotations
 
@@ -23,17 +22,29 @@ from planner.specs.convert import from_strategy
 from planner.specs.profile import LEAST_FACTOR, MOST_FACTOR, ProfileRun
 from planner.specs.validation import RunConfig
 
-HOST_CONSTANTS: dict[str, float] = {
-    "launch_s": 0.3,
-    "step_overhead_s": 1.0,
-    "tensor_parallel_launch_factor": 1.0,
-    "sharding_launch_factor": 1.0,
-    "stage_sync_s": 1.0,
-    "moe_host_s": 1.0,
-    "fabric_latency_s": 0.3,
-}
-"""What may move, and the standard deviation of its logarithm before the runs: small where small measurements have found
-it already."""
+
+@dataclass(frozen=True)
+class Knob:
+    """Constants that move together."""
+
+    constants: tuple[str, ...]
+    spread: float
+    """Standard deviation of the logarithm of their common factor before the runs: small where small measurements have
+    found it already."""
+
+
+_RATES = ("gemm_share", "gemm_share_fp8", "attention_forward_share", "attention_backward_share", "stream_share")
+_LATENCIES = ("fabric_latency_s", "fabric_hop_s")
+KNOBS = (
+    Knob(_RATES, 0.2),
+    Knob(("launch_s",), 0.4),
+    Knob(("step_overhead_s",), 1.0),
+    Knob(("tensor_parallel_launch_factor",), 1.0),
+    Knob(("sharding_launch_factor",), 1.0),
+    Knob(("stage_sync_s",), 1.0),
+    Knob(("moe_host_s",), 1.0),
+    Knob(_LATENCIES, 0.3),
+)
 UNDETERMINED = 0.05
 
 
@@ -77,23 +88,31 @@ def step_times(
 
 
 def fit_hosts(cluster: Cluster, backend: Backend, runs: Sequence[TrainingRun], factors: Mapping[str, float]) -> Hosts:
-    """Move the host's constants from ``factors`` to where the runs' step times come out."""
-    names = list(HOST_CONSTANTS)
+    """Move the knobs from ``factors`` to where the runs' step times come out."""
     measured = np.log([run.step_time_s for run in runs])
 
-    def errors_at(logs: FloatArray) -> FloatArray:
-        moved = dict(zip(names, np.exp(logs).tolist(), strict=True))
-        return np.asarray(np.log(step_times(cluster, backend, runs, {**factors, **moved})) - measured)
+    def moved(logs: FloatArray) -> dict[str, float]:
+        return {
+            name: factors.get(name, 1.0) * math.exp(float(log))
+            for knob, log in zip(KNOBS, logs, strict=True)
+            for name in knob.constants
+        }
 
-    prior = np.log([factors.get(name, 1.0) for name in names])
-    spread = np.array([HOST_CONSTANTS[name] for name in names])
-    found = minimise(errors_at, prior, prior, spread, np.ones(len(runs)))
-    kept = [index for index in range(len(names)) if found.determined[index] >= UNDETERMINED]
-    values = {names[index]: math.exp(float(found.logs[index])) for index in kept}
-    return Hosts(
-        {name: float(f"{min(max(value, LEAST_FACTOR), MOST_FACTOR):.5g}") for name, value in values.items()},
-        {names[index]: round(float(found.determined[index]), 3) for index in kept},
-    )
+    def errors_at(logs: FloatArray) -> FloatArray:
+        return np.asarray(np.log(step_times(cluster, backend, runs, {**factors, **moved(logs)})) - measured)
+
+    zeros = np.zeros(len(KNOBS))
+    found = minimise(errors_at, zeros, zeros, np.array([knob.spread for knob in KNOBS]), np.ones(len(runs)))
+    values, told = moved(found.logs), dict[str, float]()
+    for knob, share in zip(KNOBS, found.determined.tolist(), strict=True):
+        # A knob that turns a constant of zero, or of other machines, says nothing.
+        told |= dict.fromkeys(knob.constants, round(share, 3)) if share >= UNDETERMINED else {}
+    told = {name: share for name, share in told.items() if name in factors or name not in _MEASURED}
+    return Hosts({name: float(f"{min(max(values[name], LEAST_FACTOR), MOST_FACTOR):.5g}") for name in told}, told)
+
+
+_MEASURED = frozenset((*_RATES, *_LATENCIES))
+"""Constants that small measurements determine; what they left alone stays alone."""
 
 
 def compared(

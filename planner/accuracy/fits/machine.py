@@ -156,14 +156,14 @@ def fit(question: Question, measurements: Sequence[MachineMeasurement]) -> Found
 
 
 def with_runs(question: Question, found: Found, runs: Sequence[TrainingRun]) -> Found:
-    """What is known with training runs, which only say how long the host takes."""
+    """What is known with training runs; of what small measurements determine, these still say most."""
     if not runs:
         return found
     hosts = fit_hosts(question.cluster, question.backend, runs, found.factors)
     held = [name for name, value in hosts.factors.items() if value in (LEAST_FACTOR, MOST_FACTOR)]
     return Found(
         found.factors | hosts.factors,
-        found.determined | hosts.determined,
+        hosts.determined | found.determined,
         tuple(dict.fromkeys([*found.held, *held])),
     )
 
