@@ -262,7 +262,7 @@ def test_runs_find_what_the_host_costs(ranks: int) -> None:
     assert found["gemm_share"] == pytest.approx(RUN_FACTORS["gemm_share"], rel=0.05)
     assert len(result.profile.runs) == len(runs)
     for run in result.profile.runs:
-        assert abs(run.error_after or 0.0) < 0.04, run
+        assert abs(run.error_after or 0.0) < 0.08, run
         assert abs(run.error_after or 0.0) < abs(run.error_before or 0.0), run
     assert f"and {len(runs)} training runs" in profile_assumption(result.profile).why
 
