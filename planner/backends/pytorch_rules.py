@@ -4,23 +4,20 @@ Sources name files of torch 2.13, or of the package planner_validate."""
 
 from __future__ import annotations
 
-from planner.backends.base import Rule, RuleContext
+from planner.backends.base import Rule
 from planner.backends.common_rules import (
     COMMON,
     HEADS_OVER_TP,
     NO_SECONDARY_SHARD,
     SEQUENCE_PARALLEL_NEEDS_TP,
-    fp8_alignment,
     schedule_rule,
     zero_stages,
 )
 from planner.backends.fsdp_rules import (
     CONTEXT_PARALLEL_ATTENTION,
     CONTEXT_PARALLEL_SEQUENCE,
-    FP8_DENSE,
     FULLY_SHARD,
     KEPT_WEIGHTS_NEED_SHARDS,
-    NO_FP4,
     OFFLOAD_NEEDS_SHARDING,
     OFFLOAD_WHOLE,
     SEQUENCE_OVER_CP_TP,
@@ -32,6 +29,7 @@ from planner.backends.torchtitan_rules import INTERLEAVED_ROUNDS, PIPELINE_FILLE
 from planner.specs.model import ModelSpec
 
 LAYERS = "planner_validate/layers.py"
+PARALLEL = "planner_validate/parallel.py"
 VENDORS = ("nvidia", "amd", "cpu")
 
 DEVICES_THAT_TRAIN = input_rule(
@@ -45,40 +43,43 @@ DEVICES_THAT_TRAIN = input_rule(
 )
 
 
-def unsupported(model: ModelSpec) -> str | None:
-    """What of a model the run's decoder does not have; None where it trains the whole of it."""
-    mixers = {mixer for mixer, _ in model.layer_kinds()}
+def unsupported(model: ModelSpec, attended_tokens: int) -> str | None:
+    """What of a model the run's decoder does not have, where ``attended_tokens`` attend to each other; None where it
+    trains the whole of it."""
+    kinds, moe, window = model.layer_kinds(), model.moe, model.window
+    narrow = window is not None and window.size < attended_tokens
+    one_norm = model.norms_per_layer == 3 or (model.norms_per_layer == 1 and not model.parallel_block)
     parts = {
-        f"mixers {', '.join(sorted(mixers - {'attention', 'mla'}))}": bool(mixers - {"attention", "mla"}),
-        "layers without an MLP or a mixer": any("none" in kind for kind in model.layer_kinds()),
-        f"position {model.position}": model.position not in ("rope", "none"),
-        f"norm {model.norm}": model.norm != "rmsnorm",
-        f"{model.norms_per_layer} norms a layer": model.norms_per_layer != 2,
-        f"qk_norm {model.qk_norm}": model.qk_norm == "full",
+        "Mamba or delta-net mixers": any(mixer in ("mamba", "gdn") for mixer, _ in kinds),
+        "blocks of a mixer or an MLP alone": any("none" in kind for kind in kinds),
+        f"windows narrower than the {attended_tokens} tokens that attend": narrow and ("window" in dict(kinds)),
+        "ALiBi positions": model.position == "alibi",
         "attention sinks": model.sinks,
         "an attention gate": model.attention_gate,
-        "a parallel block": model.parallel_block,
-        "prediction blocks": model.mtp_layers > 0,
+        "prediction blocks (mtp_layers)": model.mtp_layers > 0,
         "a projected embedding": model.embedding_projections or model.embedding_width not in (0, model.hidden),
-        "an embedding norm": model.embedding_norm,
-        "a head bias": model.head_bias,
-        "no final norm": not model.final_norm,
-        "experts on a latent width": model.moe is not None and model.moe.latent > 0,
+        "experts on a latent width": moe is not None and moe.latent > 0,
+        "experts with biases": moe is not None and model.bias.mlp,
+        f"{model.norms_per_layer} norms a layer": one_norm or (model.parallel_block and model.norms_per_layer > 2),
+        "rotary positions on heads of an odd width": model.position == "rope" and _rotary_width(model) % 2 == 1,
+        "latent attention without rotary positions": model.mla is not None and model.position != "rope",
     }
-    found = [name for name, is_there in parts.items() if is_there]
-    return ", ".join(found) or None
+    return ", ".join(name for name, is_there in parts.items() if is_there) or None
+
+
+def _rotary_width(model: ModelSpec) -> int:
+    return model.mla.qk_rope if model.mla is not None else model.head_dim
 
 
 MODEL_PARTS = input_rule(
     "model-parts",
-    lambda c: unsupported(c.model) is None,
-    lambda c: f"model {c.model.name} has {unsupported(c.model)}",
+    lambda c: unsupported(c.model, c.job.attended_tokens) is None,
+    lambda c: f"model {c.model.name} has {unsupported(c.model, c.job.attended_tokens)}",
     reason=(
-        "The run's decoder has pre-norm blocks of grouped-query or latent attention with rotary positions, and gated "
-        "or plain MLPs or experts."
+        "The run's decoder has attention over all tokens, grouped-query or latent, and gated or plain MLPs or experts."
     ),
     source=LAYERS,
-    allowed="models like Llama, Mistral, Qwen, Mixtral, DeepSeek-V2 and V3 (mtp_layers 0)",
+    allowed="models like GPT, Llama, Mistral, Qwen, Mixtral, DeepSeek-V2 and V3 (mtp_layers 0)",
     limit="planner",
 )
 
@@ -99,16 +100,6 @@ LOSS_IMPLEMENTATION = input_rule(
     reason="The run computes the eager cross entropy.",
     source="planner_validate/training.py",
     allowed="loss in auto, eager",
-    limit="planner",
-)
-
-FLASH_ATTENTION = input_rule(
-    "flash-attention",
-    lambda c: c.job.flash_attention,
-    lambda c: f"flash_attention({c.job.flash_attention})",
-    reason="Attention is torch's scaled_dot_product_attention, which does not store its scores.",
-    source=LAYERS,
-    allowed="flash_attention true",
     limit="planner",
 )
 
@@ -133,47 +124,73 @@ EXPERTS_OVER_EP = divisible(
 
 EXPERTS_ARE_WHOLE = predicate(
     "experts-are-whole",
-    lambda c: (c.batch.etp == 1) & (everywhere(c, c.model.moe is None and c.model.mla is None) | (c.batch.tp == 1)),
+    lambda c: c.batch.etp == 1,
+    lambda c, i: f"etp({c.batch.etp[i]}), must be 1",
+    reason="The run splits the matrices of dense blocks over tp; experts stay whole and are spread over ep.",
+    source=PARALLEL,
+    vary="etp",
+    limit="planner",
+)
+
+EXPERT_TOKENS = predicate(
+    "expert-tokens",
+    lambda c: everywhere(c, c.model.moe is None) | (c.batch.tp == 1) | c.batch.sequence_parallel,
     lambda c, i: (
-        f"etp({c.batch.etp[i]}), tp({c.batch.tp[i]}) with experts({c.model.moe.experts if c.model.moe else 0}) and "
-        f"latent attention({c.model.mla is not None}); both must be 1"
+        f"tp({c.batch.tp[i]}) with experts and sequence_parallel({c.batch.sequence_parallel[i]}), must be true"
     ),
-    reason="The run splits the matrices of dense Llama-like layers over tp; experts and latent attention stay whole.",
-    source="planner_validate/parallel.py",
+    reason="Every rank routes tokens of its own, so tensor-parallel ranks have to share them out.",
+    source=PARALLEL,
+    vary="tp",
+)
+
+WHOLE_BESIDE_TP = predicate(
+    "whole-beside-tp",
+    lambda c: (c.batch.tp == 1) | everywhere(c, _splits(c.model)),
+    lambda c, i: (
+        f"tp({c.batch.tp[i]}) with latent attention({c.model.mla is not None}), position {c.model.position}, "
+        f"qk_norm {c.model.qk_norm}; tp must be 1"
+    ),
+    reason="Latent attention, learned positions and norms over all queries are not split over tensor-parallel ranks.",
+    source=PARALLEL,
     vary="tp",
     limit="planner",
 )
 
-EXPERT_RANKS = predicate(
+EXPERT_RANKS = divisible(
     "expert-ranks",
-    lambda c: (c.batch.ep == 1) | ((c.batch.dp % c.batch.ep == 0) & (c.batch.cp == 1)),
-    lambda c, i: (
-        f"dp({c.batch.dp[i]}) % ep({c.batch.ep[i]}) = {c.batch.dp[i] % c.batch.ep[i]}, must be 0; "
-        f"cp({c.batch.cp[i]}), must be 1"
-    ),
-    reason="Experts are spread over neighbouring data-parallel ranks.",
-    source="planner_validate/parallel.py",
+    ("tp", "cp", "dp"),
+    ("ep",),
+    reason="Experts are spread over neighbouring ranks of one pipeline stage.",
+    source=PARALLEL,
     vary="ep",
 )
 
-EXPERT_BALANCE = predicate(
-    "expert-balance",
-    lambda c: (
-        everywhere(c, c.model.moe is None)
-        | ((c.batch.micro_batch * c.job.seq_len * (c.model.moe.top_k if c.model.moe else 1)) % _experts(c) == 0)
-    ),
-    lambda c, i: (
-        f"micro_batch({c.batch.micro_batch[i]}) * seq_len({c.job.seq_len}) * top_k % experts({_experts(c)}) must be 0"
-    ),
-    reason="The run forces a balanced routing: every expert gets the same number of tokens of a micro-batch.",
-    source="planner_validate/experts.py",
-    vary="micro_batch",
+
+def _splits(model: ModelSpec) -> bool:
+    return model.mla is None and model.position in ("rope", "none") and model.qk_norm != "full"
+
+
+PRECISION = input_rule(
+    "precision-offered",
+    lambda c: c.job.precision in ("bf16", "fp16", "fp32"),
+    lambda c: f"precision {c.job.precision}",
+    reason="The run multiplies matrices in 16 or 32 bits; 8- and 4-bit formats need packages beside torch.",
+    source=LAYERS,
+    allowed="precision in bf16, fp16, fp32",
+    limit="planner",
 )
 
-
-def _experts(context: RuleContext) -> int:
-    return context.model.moe.experts if context.model.moe is not None else 1
-
+SAMPLES_FILL_SEQUENCES = input_rule(
+    "samples-fill-sequences",
+    lambda c: c.job.seq_len % c.job.attended_tokens == 0,
+    lambda c: (
+        f"seq_len({c.job.seq_len}) % sample_tokens({c.job.attended_tokens}) = "
+        f"{c.job.seq_len % c.job.attended_tokens}, must be 0"
+    ),
+    reason="Packed samples are all of one length, so that attention stays within them.",
+    source=LAYERS,
+    limit="planner",
+)
 
 TIED_PIPELINE = predicate(
     "tied-embedding-pipeline",
@@ -206,9 +223,8 @@ RULES: tuple[Rule, ...] = (
     MODEL_PARTS,
     WHOLE_WEIGHTS,
     LOSS_IMPLEMENTATION,
-    FLASH_ATTENTION,
-    FP8_DENSE,
-    NO_FP4,
+    PRECISION,
+    SAMPLES_FILL_SEQUENCES,
     *COMMON,
     TIED_PIPELINE,
     schedule_rule(
@@ -233,12 +249,12 @@ RULES: tuple[Rule, ...] = (
     CONTEXT_PARALLEL_ATTENTION,
     NO_CONTEXT_ON_CPU,
     SHARD_COVERS_CONTEXT,
+    WHOLE_BESIDE_TP,
     EXPERTS_ARE_WHOLE,
+    EXPERT_TOKENS,
     EXPERTS_OVER_EP,
     EXPERT_RANKS,
-    EXPERT_BALANCE,
     OFFLOAD_WHOLE,
     OFFLOAD_NEEDS_SHARDING,
     NO_OFFLOAD_ON_CPU,
-    fp8_alignment("torchao.float8 (dimension check of scaled matrix multiplications)"),
 )

@@ -39,15 +39,17 @@ def time_tree(step: Step, result: StageResult, layers: IntArray, recomputed: Int
     slow, model = step.straggler, step.model
     ranks = result.rank_time_s[0] / slow
     slowest = int(ranks.argmax())
-    m = float(model.micro_batches[0])
+    m = float(step.work.micro_batches[0])
     tail_rank = int(result.rank_tail_s[0].argmax())
-    bubble = float(model.bubble_factor[0]) * (ranks.sum() - ranks[slowest])
+    bubble = float(result.pipeline_time_s[0] - model.p2p_time_s[0]) / slow - m * ranks[slowest]
     body = [
         total(
             f"stage {slowest} x {m:.0f} micro-batches" if step.pp > 1 else f"{m:.0f} micro-batches",
             _scaled(m, _stage_terms(step, slowest, layers[0, slowest], recomputed[0, slowest])),
         ),
-        leaf("pipeline bubble", bubble, "fill and drain: bubble factor x the other stages' micro-batch time"),
+        leaf("pipeline bubble", bubble, "fill and drain: bubble factor x the other stages' micro-batch time")
+        if bubble >= 0.0
+        else leaf("cores of waiting stages", bubble, "faster than the slowest stage: the others leave it their cores"),
         leaf(
             "stage-to-stage traffic",
             model.p2p_time_s[0] / slow,

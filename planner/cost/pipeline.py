@@ -28,22 +28,27 @@ def bubble_factor(work: Work) -> FloatArray:
     pp, vpp, schedule = work.batch.pp, work.batch.vpp, work.batch.schedule
     factor = np.where(schedule == INTERLEAVED, 1.0 / vpp, 1.0)
     factor = np.where(schedule == ZB_H1, 1.0 - 2.0 * _WEIGHT_GRADIENT_SHARE, factor)
-    factor = _on_shared_cores(work, factor)
     one_pass = (1.0 - _WEIGHT_GRADIENT_SHARE) / 2.0
     missing = np.maximum(2.0 * pp - 1.0 - work.micro_batches, 0.0)
     return np.where(schedule == ZB_H2, one_pass * missing / np.maximum(pp - 1.0, 1.0), factor)
 
 
-def _on_shared_cores(work: Work, factor: FloatArray) -> FloatArray:
-    """``factor`` where ranks share cores: those of an idle rank speed the others up.
+def rank_weights(work: Work) -> tuple[FloatArray, FloatArray]:
+    """Weights of the slowest rank's micro-batch time and of all others' in a step: m and the bubble factor.
 
-    With o ranks on a core a step of equal stages takes whichever is longer, all work on all cores (m micro-batches of
-    one rank's time) or the chain of m + factor (p - 1) of them at a whole core's speed, which is o times as fast."""
-    ranks, m, others = work.context.cluster.ranks_per_core, work.micro_batches, work.batch.pp - 1.0
+    With o ranks on a core those of an idle rank speed the others up: a step takes whichever is longer, all work on all
+    cores (m micro-batches of the average rank's time) or the chain of m + factor (p - 1) of them at a whole core's
+    speed, which is o times as fast."""
+    ranks, m, pp, factor = work.context.cluster.ranks_per_core, work.micro_batches, work.batch.pp, bubble_factor(work)
     if ranks == 1.0:
-        return factor
-    left = np.maximum((m + factor * others) / ranks - m, 0.0)
-    return np.where(others > 0, left / np.maximum(others, 1.0), factor)
+        return m, factor
+    chained = (m + factor * (pp - 1.0)) / ranks >= m
+    shared = (pp > 1) & ~chained
+    spread = m / pp
+    return (
+        np.where(pp == 1, m, np.where(shared, spread, m / ranks)),
+        np.where(shared, spread, factor / ranks),
+    )
 
 
 def in_flight(work: Work, pp: int) -> FloatArray:

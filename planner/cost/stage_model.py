@@ -21,15 +21,16 @@ from planner.specs.batch import FloatArray, IntArray
 class StageModel:
     """Coefficients of N candidates that share one pipeline depth.
 
-    Step time = m * T_max + bubble_factor * (sum_r T_r - T_max) + p2p + max_r tail_r + constant, with the rank's time
-    per micro-batch T_r = sum_k layers_rk * layer_time + recomputed_rk * recompute_time + first/last extras."""
+    Step time = slowest_weight * T_max + others_weight * (sum_r T_r - T_max) + p2p + max_r tail_r + constant, with the
+    rank's time per micro-batch T_r = sum_k layers_rk * layer_time + recomputed_rk * recompute_time + first/last
+    extras."""
 
     pp: int
-    micro_batches: FloatArray
-    """(N,) micro-batches of a step and replica."""
-    bubble_factor: FloatArray
+    slowest_weight: FloatArray
+    """(N,) weight of the slowest rank's time: the micro-batches m of a step and replica."""
+    others_weight: FloatArray
     """(N,) weight of the other ranks' time in fill and drain: 1 for 1F1B and GPipe, 1/v interleaved, smaller for zero
-    bubble."""
+    bubble.  Where ranks share cores both weights can be m / p: all work on all cores, whatever a stage takes."""
     layer_time_s: FloatArray
     """(N, K) forward and backward of one layer and micro-batch."""
     recompute_time_s: FloatArray
@@ -96,7 +97,7 @@ class StageModel:
     """(N,) context, communication buffers, libraries."""
 
     def __len__(self) -> int:
-        return len(self.micro_batches)
+        return len(self.slowest_weight)
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def assemble(model: StageModel, layers: IntArray, recomputed: IntArray, offload:
     )
     slowest = rank_time.max(axis=1)
     pipeline = (
-        model.micro_batches * slowest + model.bubble_factor * (rank_time.sum(axis=1) - slowest) + model.p2p_time_s
+        model.slowest_weight * slowest + model.others_weight * (rank_time.sum(axis=1) - slowest) + model.p2p_time_s
     )
     traffic = per_rank(layers, model.layer_reduce_time_s) + _ends(
         model.first_reduce_time_s, model.last_reduce_time_s, p

@@ -363,10 +363,11 @@ class Step:
         bucket = np.minimum(1.0, self.work.context.backend.habits.bucket_params / np.maximum(self.rank_params, 1.0))
         even = self.work.context.model.layers / self.pp
         average = sum((t.once for t in self.layer_traffic), self.work.zeros()) / len(self.layer_traffic) * even
+        slowest_weight, others_weight = pipeline.rank_weights(self.work)
         return StageModel(
             pp=self.pp,
-            micro_batches=self.work.micro_batches,
-            bubble_factor=pipeline.bubble_factor(self.work),
+            slowest_weight=slowest_weight,
+            others_weight=others_weight,
             layer_time_s=slow * self.layer_time_s,
             recompute_time_s=slow * self.recompute_time_s,
             first_time_s=slow * (self.first_time.total() + first_moved.forward + first_moved.backward),

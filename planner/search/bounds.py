@@ -171,8 +171,8 @@ def _pipeline(inner: Inner, slowest: FloatArray, recomputed_s: FloatArray) -> Fl
     """(N,) pipeline time for a slowest rank and a total time of recomputation over all ranks."""
     model = inner.model
     total = (model.layer_time_s * inner.totals).sum(axis=1) + model.first_time_s + model.last_time_s + recomputed_s
-    steady = (model.micro_batches - model.bubble_factor) * slowest
-    return np.asarray(steady + model.bubble_factor * total + model.p2p_time_s)
+    steady = (model.slowest_weight - model.others_weight) * slowest
+    return np.asarray(steady + model.others_weight * total + model.p2p_time_s)
 
 
 def _slowest(inner: Inner) -> FloatArray:

@@ -41,13 +41,13 @@ def units_for(inner: Inner) -> Units:
 
 
 def _steady_weight(inner: Inner) -> float:
-    weight = float(inner.model.micro_batches[0] - inner.model.bubble_factor[0])
+    weight = float(inner.model.slowest_weight[0] - inner.model.others_weight[0])
     return weight if weight > _NO_STEADY_STATE else 0.0
 
 
 def step_time(variables: Variables, inner: Inner, units: Units) -> Expr:
     """The part of the step time that varies, in objective units."""
-    again = float(inner.model.bubble_factor[0]) * inner.model.recompute_time_s[0]
+    again = float(inner.model.others_weight[0]) * inner.model.recompute_time_s[0]
     total: Expr = variables.tail + (variables.slowest if _steady_weight(inner) > 0 else 0)
     for rank in variables.recomputed:
         total += sum(c * n for c, n in zip(to_integers(again, units.objective_s, "nearest"), rank, strict=True))
@@ -58,7 +58,7 @@ def constant_s(inner: Inner) -> float:
     """The part of the step time that no decision changes."""
     m = inner.model
     total = float((m.layer_time_s[0] * inner.totals).sum() + m.first_time_s[0] + m.last_time_s[0])
-    return float(m.bubble_factor[0]) * total + float(m.p2p_time_s[0]) + float(m.constant_time_s[0])
+    return float(m.others_weight[0]) * total + float(m.p2p_time_s[0]) + float(m.constant_time_s[0])
 
 
 def below(model: cp_model.CpModel, time: Expr, inner: Inner, units: Units, cutoff_s: float) -> None:

@@ -3,6 +3,8 @@ backend."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from planner.backends import BACKENDS
@@ -70,6 +72,21 @@ def test_least_memory_equals_enumeration(backend: str) -> None:
     """The objective memory finds the smallest peak that any strategy has."""
     seen = {check(backend, 1000 + index, "memory") for index in range(15)}
     assert "optimal" in seen
+
+
+def test_shared_cores_equal_enumeration() -> None:
+    """Ranks that take turns on cores, where a stage's length can count for nothing."""
+    for seed in range(20):
+        asked = problem(BACKENDS["pytorch"], seed)
+        device = asked.context.cluster.accelerator.model_copy(update={"synchronous": True})
+        cluster = asked.context.cluster.model_copy(update={"accelerator": device, "host_cores_per_node": 2})
+        question = replace(asked, context=replace(asked.context, cluster=cluster))
+        expected, outcome = exhaustive_optimum(question), search(question, explain=False)
+        if expected is None or outcome.best is None:
+            assert expected is None and outcome.best is None, seed
+            continue
+        found = float(evaluate(question.context, outcome.best).step_time_s[0])
+        assert found == pytest.approx(expected[0], rel=1e-6), seed
 
 
 @pytest.mark.parametrize(

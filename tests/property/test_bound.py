@@ -57,8 +57,8 @@ def candidates(draw: st.DrawFn) -> Inner:
     activation = row(2 * GIB, count, 0.1)
     state = row(4 * GIB, count, 0.2)
     model = StageModel(
-        pp=pp, micro_batches=np.array([float(draw(st.integers(1, 9)))]),
-        bubble_factor=np.array([draw(st.sampled_from([1.0, 0.5, 1 / 3]))]),
+        pp=pp, slowest_weight=np.array([float(draw(st.integers(1, 9)))]),
+        others_weight=np.array([draw(st.sampled_from([1.0, 0.5, 1 / 3]))]),
         layer_time_s=row(0.1, count, 0.1), recompute_time_s=row(0.05, count, 0.02), first_time_s=row(0.05),
         last_time_s=row(0.3), p2p_time_s=row(0.01), constant_time_s=row(0.01), layer_reduce_time_s=row(0.2, count),
         first_reduce_time_s=row(0.2), last_reduce_time_s=row(0.2), reduce_window_share=row(0.9),
@@ -173,7 +173,7 @@ def test_less_offload_where_one_rank_has_more_layers() -> None:
     coefficients |= dict.fromkeys((name for name in names if name.startswith(("layer_", "recompute_"))), zeros)
     model = StageModel(
         **{
-            **coefficients, "pp": 2, "micro_batches": np.ones(1), "bubble_factor": np.ones(1),
+            **coefficients, "pp": 2, "slowest_weight": np.ones(1), "others_weight": np.ones(1),
             "in_flight": np.ones((1, 2)), "layer_state_bytes": GIB * one, "layer_offloadable_bytes": GIB * one,
             "layer_host_bytes": 10 * GIB * one, "step_temporary_layer_bytes": zeros, "local_ranks": np.ones(1),
             "memory_factor": np.ones(1),

@@ -34,7 +34,7 @@ def test_few_micro_batches_leave_a_small_window() -> None:
     """With fewer micro-batches than stages only those that exist are waited for."""
     context = question("llama-3-70b", machines("h100", 64), global_batch=8)
     plan = step(context, tp=4, pp=4, vpp=2, zero_stage=1)
-    assert plan.model.micro_batches[0] == 2
+    assert plan.model.slowest_weight[0] == 2
     assert plan.model.reduce_window_share[0] == pytest.approx(0.9 * 3 / 2)
 
 

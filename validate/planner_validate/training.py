@@ -101,6 +101,8 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     schedule: Any = None
     scale: LossScale = field(default_factory=lambda: LossScale(active=False))
+    agreeing: bool = False
+    """All ranks are exchanging loss and norm, on a process group that may also serve as a group of the plan."""
 
     @property
     def is_last(self) -> bool:
@@ -169,7 +171,9 @@ class Trainer:
         s = self.config.strategy
         share = torch.zeros((), device=self.device) if loss is None else loss.float() / s.tp
         both = torch.stack([share, self.squared_norm()])
+        self.agreeing = True
         dist.all_reduce(both)
+        self.agreeing = False
         mean, norm = both[0] / self.scale.value, both[1].sqrt() / self.scale.value
         factor = (LARGEST_NORM / (norm + 1e-6)).clamp(max=1.0) / self.scale.value
         if self.scale.value != 1.0 and not math.isfinite(norm.item()):

@@ -7,6 +7,7 @@ It writes ``rank-R.phase`` whenever it starts something new, ``rank-R.json`` whe
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import socket
 import sys
@@ -14,13 +15,16 @@ import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from planner.specs.base import Spec
-from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig, StepMeasure
+from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig
 from planner_validate.gradients import check_gradients
+from planner_validate.observe import Observer, collective_seconds, summed
 from planner_validate.training import Trainer, build
 
 DETAIL_LINES = 40
@@ -82,8 +86,13 @@ def main(arguments: list[str] | None = None) -> int:
 def report(post: Post, rank: int, error: BaseException) -> None:
     """Leave a failure file; a full disk leaves the message on standard error only."""
     details = "".join(traceback.format_exception(error)).strip().splitlines()[-DETAIL_LINES:]
+    place = module_of(error.__traceback__)
     failure = RankFailure(
-        rank=rank, kind=kind_of(error), phase=post.now, message=str(error) or repr(error), details="\n".join(details)
+        rank=rank,
+        kind=kind_of(error),
+        phase=f"{post.now}, in {place}" if place else post.now,
+        message=str(error) or repr(error),
+        details="\n".join(details),
     )
     sys.stderr.write("\n".join(details) + "\n")
     try:
@@ -106,6 +115,20 @@ def kind_of(error: BaseException) -> FailureKind:
     if isinstance(error, RuntimeError) and any(words in text for words in ("timed out", "timeout")):
         return "timeout"
     return "error"
+
+
+def module_of(trace: TracebackType | None) -> str:
+    """Name of the innermost module whose forward pass raised, empty in a backward pass and elsewhere."""
+    modules: list[nn.Module] = []
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            modules.append(owner)
+        trace = trace.tb_next
+    if not modules:
+        return ""
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    return names.get(id(modules[-1]), type(modules[-1]).__name__) or type(modules[-1]).__name__.lower()
 
 
 def run(config: RunConfig, rank: int, post: Post) -> RankResult:
@@ -131,8 +154,14 @@ def _measured(config: RunConfig, rank: int, post: Post) -> RankResult:
     if config.check_gradients:
         post.phase("gradient check")
         checked = check_gradients(config)
+        # Autograd graphs and hooks of the copy refer to each other.
+        gc.collect()
+    on_gpu = config.device == "cuda"
     post.phase("building the model")
     trainer = build(config)
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     warmup, steps = [], []
     for index in range(config.warmup_steps):
         post.phase(f"warm-up step {index + 1}")
@@ -140,26 +169,54 @@ def _measured(config: RunConfig, rank: int, post: Post) -> RankResult:
     for index in range(config.measured_steps):
         post.phase(f"step {index + 1}")
         steps.append(trainer.step(config.warmup_steps + index))
-    return _result(config, rank, trainer, tuple(warmup), tuple(steps)).model_copy(update={"gradients": checked})
+    result = _described(config, rank, trainer).model_copy(
+        update={
+            "warmup": tuple(warmup),
+            "steps": tuple(steps),
+            "gradients": checked,
+            "peak_allocated_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+            "peak_reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
+        }
+    )
+    post.phase("observed step")
+    result = _observed(result, trainer, config.warmup_steps + config.measured_steps)
+    post.phase("leaving the process group")
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
 
 
-def _result(
-    config: RunConfig, rank: int, trainer: Trainer, warmup: tuple[StepMeasure, ...], steps: tuple[StepMeasure, ...]
-) -> RankResult:
+def _observed(result: RankResult, trainer: Trainer, index: int) -> RankResult:
+    """Memory by term and collectives, from two more steps that are not timed.
+
+    On a CPU the sum of live tensors stands for the peak; buffers inside gloo are not among them, as those of NCCL are
+    not in what CUDA's allocator counts."""
+    with Observer(trainer) as observer:
+        trainer.step(index)
+    seconds = collective_seconds(trainer, index + 1, observer.calls)
+    return result.model_copy(
+        update={
+            "memory": observer.terms,
+            "collectives": summed(observer.calls, seconds),
+            "peak_allocated_bytes": result.peak_allocated_bytes or observer.peak,
+        }
+    )
+
+
+def _described(config: RunConfig, rank: int, trainer: Trainer) -> RankResult:
+    """Who this rank is and what it holds."""
     local = (p.to_local() if hasattr(p, "to_local") else p for _, p in trainer.named_parameters())
-    on_gpu = config.device == "cuda"
+    versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
+    if config.device == "cuda":
+        versions["cuda"] = str(torch.version.cuda)
     return RankResult(
         rank=rank,
         world_size=dist.get_world_size(),
         coordinates=trainer.layout.coordinates,
         host=socket.gethostname(),
-        device_name=torch.cuda.get_device_name() if on_gpu else "cpu",
-        versions={"torch": torch.__version__, "python": sys.version.split()[0]},
+        device_name=torch.cuda.get_device_name() if config.device == "cuda" else "cpu",
+        versions=versions,
         parameters=sum(each.numel() for each in local),
-        warmup=warmup,
-        steps=steps,
-        peak_allocated_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
-        peak_reserved_bytes=torch.cuda.max_memory_reserved() if on_gpu else None,
     )
 
 

@@ -43,7 +43,7 @@ class Effect:
 
 
 EFFECTS = (
-    Effect("pipeline bubble", adjust=_cleared("bubble_factor")),
+    Effect("pipeline bubble", adjust=_cleared("others_weight")),
     Effect("stage-to-stage transfers", adjust=_cleared("p2p_time_s")),
     Effect("output head and loss", adjust=_cleared("last_time_s")),
     Effect("traffic inside the fast domain", {"fabric_bus_share": _NEVER, "fabric_latency_s": 0.0}),
