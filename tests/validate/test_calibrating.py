@@ -14,6 +14,7 @@ from planner_validate import calibrating, worklist
 from planner_validate.calibrating import Devices, Options, calibrate_this_machine, combined, measured, trained
 from planner_validate.probes import SIZES, Size, training_runs
 
+from planner.catalog import load_model, model_ids
 from planner.cli.main import run
 from planner.errors import InputError, MeasurementError, MissingExtraError
 from planner.service.profiles import load_profile
@@ -229,3 +230,23 @@ def test_worklist(device: str, quick: bool) -> None:
             assert flops <= wanted.most_flops
         if one.precision == "fp8" and one.kind.startswith("gemm"):
             assert all(size % 16 == 0 for size in one.shape.values())
+
+
+@pytest.mark.parametrize("name", model_ids())
+def test_worklist_of_every_model(name: str) -> None:
+    """The shapes of any catalogued model fit a processor: nothing is larger than its memory or longer than a moment."""
+    model = load_model(name).spec
+    wanted = worklist.Wanted(
+        device="cpu", processes=2, precision="fp32", flops_per_s=9.6e10, model=model, seq_len=100_000
+    )
+    for one in worklist.worklist(wanted):
+        shape = one.shape
+        if one.kind.startswith("gemm"):
+            assert 2.0 * shape["tokens"] * shape["inputs"] * shape["outputs"] <= wanted.most_flops
+            assert 4 * shape["inputs"] * shape["outputs"] <= wanted.scale.most_bytes
+        elif one.kind.startswith("attention"):
+            assert 10.0 * shape["heads"] * shape["length"] ** 2 * shape["width"] <= wanted.most_flops
+        elif one.kind == "loss":
+            assert 16 * shape["tokens"] * shape["vocab"] <= max(wanted.scale.most_bytes, 16 * shape["vocab"])
+        elif one.kind == "elementwise":
+            assert 16 * shape["tokens"] * (shape["hidden"] + shape["ffn"]) <= wanted.scale.most_bytes

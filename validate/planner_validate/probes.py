@@ -44,15 +44,16 @@ class Size:
 
 SIZES: dict[RunDevice, tuple[Size, ...]] = {
     "cpu": (
-        Size(layers=4, hidden=96, ffn=288, heads=4, vocab=640, tokens=48),
-        Size(layers=4, hidden=320, ffn=832, heads=8, vocab=1536, tokens=160),
+        Size(layers=8, hidden=96, ffn=288, heads=4, vocab=640, tokens=48),
+        Size(layers=2, hidden=320, ffn=832, heads=8, vocab=1536, tokens=160),
     ),
     "cuda": (
-        Size(layers=4, hidden=768, ffn=2304, heads=12, vocab=8192, tokens=512),
-        Size(layers=4, hidden=3072, ffn=8192, heads=24, vocab=32_768, tokens=2048),
+        Size(layers=8, hidden=768, ffn=2304, heads=12, vocab=8192, tokens=512),
+        Size(layers=2, hidden=3072, ffn=8192, heads=24, vocab=32_768, tokens=2048),
     ),
 }
-"""One in which hardly anything but the host works, and one in which it computes."""
+"""A deep one in which hardly anything but the host works, and a flat one that computes: what a layer costs the host is
+told from what a step does."""
 EXPERTS = 4
 
 

@@ -20,6 +20,10 @@ _EXECUTION_S = 0.1
 """About the longest execution of one benchmark at the catalogue's peak rate."""
 _LEAST_TOKENS = 16
 _BACKWARD_FLOPS = 2.5
+_WIDEST = 4
+"""Bytes of an element of the widest format."""
+_COPIES = 4
+"""Tensors alive for one element of an elementwise benchmark: input, output and their gradients."""
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
@@ -36,6 +40,8 @@ class Scale:
     hidden: int
     messages: tuple[int, ...]
     parameters: tuple[int, ...]
+    most_bytes: int
+    """Of the operands of one execution."""
 
 
 CPU = Scale(
@@ -50,6 +56,7 @@ CPU = Scale(
     hidden=256,
     messages=(4 * _KIB, 64 * _KIB, 512 * _KIB, 2 * _MIB, 8 * _MIB),
     parameters=(1 << 20, 1 << 22),
+    most_bytes=128 * _MIB,
 )
 GPU = Scale(
     matrices=(
@@ -63,6 +70,7 @@ GPU = Scale(
     hidden=4096,
     messages=(64 * _KIB, 1 * _MIB, 8 * _MIB, 64 * _MIB, 256 * _MIB),
     parameters=(1 << 26, 1 << 28),
+    most_bytes=4096 * _MIB,
 )
 
 
@@ -128,6 +136,8 @@ def _matrices(wanted: Wanted) -> Iterator[Benchmark]:
         formats.append("fp8")
     for precision in formats:
         for tokens, inputs, outputs in shapes:
+            if _WIDEST * inputs * outputs > wanted.scale.most_bytes:
+                continue
             fitting = _fitting(tokens, 2.0 * inputs * outputs, wanted)
             # 8-bit kernels take multiples of 16 only.
             odd = precision == "fp8" and (inputs % 16 or outputs % 16 or fitting % 16)
@@ -210,12 +220,19 @@ def _elementwise(wanted: Wanted) -> Iterator[Benchmark]:
         layer = {"hidden": model.hidden, "heads": model.heads, "kv_heads": kv_heads, "head_dim": width, "ffn": ffn}
         vocab = model.vocab
     least = {"tokens": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "head_dim": 2, "ffn": 2}
+    per_token = 2 * layer["hidden"] + layer["head_dim"] * (layer["heads"] + layer["kv_heads"]) + 2 * layer["ffn"]
     several = (tokens,) if wanted.quick else (max(tokens // 4, 1), tokens, 2 * tokens)
     yield Benchmark(kind="elementwise", shape=least, precision=wanted.precision)
-    for count in several:
+    for count in sorted({_holding(count, per_token, wanted) for count in several}):
         yield Benchmark(kind="elementwise", shape={"tokens": count} | layer, precision=wanted.precision)
     yield Benchmark(kind="loss", shape={"tokens": 1, "vocab": 2}, precision=wanted.precision)
-    yield Benchmark(kind="loss", shape={"tokens": tokens, "vocab": vocab}, precision=wanted.precision)
+    shape = {"tokens": _holding(tokens, vocab, wanted), "vocab": vocab}
+    yield Benchmark(kind="loss", shape=shape, precision=wanted.precision)
+
+
+def _holding(tokens: int, elements: int, wanted: Wanted) -> int:
+    """Tokens of so many elements each whose tensors, with gradients and intermediate results, are not too large."""
+    return max(1, min(tokens, wanted.scale.most_bytes // (_COPIES * _WIDEST * elements)))
 
 
 def _host(wanted: Wanted) -> Iterator[Benchmark]:
