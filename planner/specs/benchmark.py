@@ -47,9 +47,9 @@ class Benchmark(Spec):
 
     kind: BenchmarkKind
     shape: dict[str, int]
-    """tokens, inputs, outputs (matrices); batch, heads, length, width (attention); bytes (copies, collectives: of the
-    gathered tensor, of what is sent by one rank in an exchange); tokens and dimensions (elementwise, block);
-    tokens, vocab (loss); parameters (optimizer)."""
+    """tokens, inputs, outputs (matrices); batch, heads, kv_heads, length, width (attention); bytes (copies,
+    collectives: of the gathered tensor, of what is sent by one rank in an exchange); tokens and dimensions
+    (elementwise, block); tokens, vocab (loss); parameters (optimizer)."""
     precision: Precision = "fp32"
     ranks: int = Field(default=1, ge=1)
     """Size of the group; groups of contiguous ranks fill the world and work at the same time."""

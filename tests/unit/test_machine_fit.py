@@ -46,10 +46,11 @@ def work(scale: int, ranks: Iterable[int], precision: Precision) -> list[Machine
     ]
     kinds: tuple[BenchmarkKind, ...] = ("attention forward", "attention backward")
     for kind in kinds:
-        rows += [piece(kind, precision=precision, batch=1, heads=1, length=1, width=2)]
+        rows += [piece(kind, precision=precision, batch=1, heads=1, kv_heads=1, length=1, width=2)]
         rows += [
-            piece(kind, precision=precision, batch=1, heads=8, length=length, width=64)
+            piece(kind, precision=precision, batch=1, heads=8, kv_heads=4, length=length, width=width)
             for length in (large // 4, large, 4 * large)
+            for width in (64, 128)
         ]
     rows += [piece("copy", bytes=size) for size in (1 << 24, 1 << 26)]
     layer = BLOCK | {"hidden": large, "ffn": 3 * large, "heads": 4, "kv_heads": 4, "head_dim": large // 4}

@@ -27,8 +27,8 @@ ALONE: dict[BenchmarkKind, dict[str, int]] = {
     "gemm forward": {"tokens": 32, "inputs": 24, "outputs": 16},
     "gemm input gradient": {"tokens": 32, "inputs": 24, "outputs": 16},
     "gemm weight gradient": {"tokens": 32, "inputs": 24, "outputs": 16},
-    "attention forward": {"batch": 1, "heads": 2, "length": 16, "width": 8},
-    "attention backward": {"batch": 1, "heads": 2, "length": 16, "width": 8},
+    "attention forward": {"batch": 1, "heads": 2, "kv_heads": 1, "length": 16, "width": 8},
+    "attention backward": {"batch": 1, "heads": 2, "kv_heads": 1, "length": 16, "width": 8},
     "elementwise": {"tokens": 16, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48},
     "loss": {"tokens": 8, "vocab": 100},
     "block": {"tokens": 4, "hidden": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "ffn": 32},
@@ -124,6 +124,16 @@ def test_a_process_that_dies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         measured(config, 2, lambda _: None)
     assert "process 1" in str(caught.value)
     assert caught.value.exit_code == 5
+
+
+@pytest.mark.torch
+@needs_torch
+def test_a_process_that_raises() -> None:
+    """Its own words are what is told."""
+    (run_of_four, *_) = training_runs("cpu", 4, "fp32", threads=1)
+    config = BenchmarkConfig(device="cpu", benchmarks=(), runs=(run_of_four,))
+    with pytest.raises(MeasurementError, match=r"failed at training run 1: .*\b4\b"):
+        measured(config, 2, lambda _: None)
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

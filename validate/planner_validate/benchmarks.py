@@ -257,30 +257,32 @@ def _scaled_gemm(machine: Machine, benchmark: Benchmark) -> Execute:
     return multiply
 
 
-def _attention_operands(machine: Machine, benchmark: Benchmark, *, gradients: bool) -> Iterator[Any]:
-    batch, heads, length, width = (benchmark.shape[name] for name in ("batch", "heads", "length", "width"))
-    shape, dtype = (batch, heads, length, width), _dtype(benchmark)
+def _attention_operands(machine: Machine, benchmark: Benchmark) -> Iterator[Any]:
+    """Queries (b, s, n, d), keys and values (b, s, kv heads, d)."""
+    batch, length, width = (benchmark.shape[name] for name in ("batch", "length", "width"))
+    heads, kv_heads, dtype = benchmark.shape["heads"], benchmark.shape["kv_heads"], _dtype(benchmark)
 
-    def tensor() -> torch.Tensor:
-        return torch.randn(shape, device=machine.device, dtype=dtype, requires_grad=gradients)
+    def tensor(count: int) -> torch.Tensor:
+        return torch.randn(batch, length, count, width, device=machine.device, dtype=dtype, requires_grad=True)
 
-    return _pool(4 * math.prod(shape) * dtype.itemsize, lambda: (tensor(), tensor(), tensor()))
+    size = batch * length * width * (heads + 2 * kv_heads) * dtype.itemsize
+    return _pool(2 * size, lambda: (tensor(heads), tensor(kv_heads), tensor(kv_heads)))
 
 
 def _attention_forward(machine: Machine, benchmark: Benchmark) -> Execute:
     """Causal attention as a layer in training calls it, so that what its backward pass needs is kept."""
-    pool = _attention_operands(machine, benchmark, gradients=True)
+    pool, core = _attention_operands(machine, benchmark), Core()
 
     def forward() -> None:
-        F.scaled_dot_product_attention(*next(pool), is_causal=True)
+        core(*next(pool))
 
     return forward
 
 
 def _attention_backward(machine: Machine, benchmark: Benchmark) -> Execute:
-    pool = _attention_operands(machine, benchmark, gradients=True)
+    pool, core = _attention_operands(machine, benchmark), Core()
     operands = [next(pool) for _ in range(_MOST_OPERANDS)]
-    outputs = [F.scaled_dot_product_attention(*qkv, is_causal=True) for qkv in operands]
+    outputs = [core(*qkv) for qkv in operands]
     gradient = torch.randn_like(outputs[0])
     cycle = itertools.cycle(zip(outputs, operands, strict=True))
 

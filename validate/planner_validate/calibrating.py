@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from planner.accuracy.fits.hosts import TrainingRun
 from planner.accuracy.fits.machine import Question, calibration
@@ -227,7 +228,15 @@ def _wanted(options: Options, question: Question, processes: int) -> Wanted:
 def measured(config: BenchmarkConfig, processes: int, progress: Progress) -> list[BenchmarkResult]:
     """What every process found, by rank; MeasurementError where one of them failed or stalled."""
     with launching.private_folder() as folder:
-        folder.config.write_text(config.model_dump_json(), encoding="utf-8")
+        try:
+            folder.config.write_text(config.model_dump_json(), encoding="utf-8")
+        except OSError as problem:
+            raise MeasurementError(
+                f"the files of the measurement cannot be written: {problem.strerror or problem}",
+                where="temporary folder",
+                got=str(folder.root.parent),
+                hint="free some space, or name another folder with TMPDIR",
+            ) from problem
         ended = launching.supervise(
             launching.torchrun(folder, processes, ("-m", "planner_validate.benchmarks")),
             folder,
@@ -241,7 +250,14 @@ def measured(config: BenchmarkConfig, processes: int, progress: Progress) -> lis
         files = [folder.results / f"rank-{rank}.json" for rank in range(processes)]
         if all(file.exists() for file in files):
             return [BenchmarkResult.model_validate_json(file.read_text(encoding="utf-8")) for file in files]
-        raise _failed(launching.explained(folder, processes, ended, (), (), config.timeout_s))
+        told = _told(folder.results)
+        raise _failed(launching.explained(folder, processes, ended, (), told, config.timeout_s))
+
+
+def _told(folder: Path) -> list[RankFailure]:
+    """What processes said of their failures, the first one first."""
+    files = sorted(folder.glob("rank-*.failure.json"), key=lambda file: file.stat().st_mtime)
+    return [RankFailure.model_validate_json(file.read_text(encoding="utf-8")) for file in files]
 
 
 def _failed(failures: Sequence[RankFailure]) -> MeasurementError:

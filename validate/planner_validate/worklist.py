@@ -184,21 +184,28 @@ def _tokens(wanted: Wanted) -> int:
 
 
 def _attention(wanted: Wanted) -> Iterator[Benchmark]:
+    """By length at the usual width, at another width, and as the model has it."""
     scale, model = wanted.scale, wanted.model
-    heads, width = scale.heads, scale.width
-    lengths = set(_thinned(scale.lengths, wanted))
-    if model is not None and model.heads:
-        heads, width = model.heads, head_widths(model)[0]
-        lengths.add(_tokens(wanted))
-    for kind in _ATTENTION:
-        yield Benchmark(kind=kind, shape={"batch": 1, "heads": 1, "length": 1, "width": 2}, precision=wanted.precision)
-    for length in sorted(lengths):
-        flops = 4.0 * length * length * width * _BACKWARD_FLOPS
-        affordable = min(heads, int(wanted.most_flops / flops))
-        if affordable:
-            shape = {"batch": 1, "heads": affordable, "length": length, "width": width}
-            for kind in _ATTENTION:
-                yield Benchmark(kind=kind, shape=shape, precision=wanted.precision)
+    lengths = _thinned(scale.lengths, wanted)
+    wide = {"heads": scale.heads, "kv_heads": scale.heads // 2, "width": scale.width}
+    narrow = wide | {"width": scale.width // 2}
+    shapes = [wide | {"length": length} for length in lengths]
+    shapes += [narrow | {"length": length} for length in lengths[1::2]]
+    if model is not None:
+        kv_heads = model.heads if model.mla is not None else model.kv_heads
+        own = {"heads": model.heads, "kv_heads": kv_heads, "width": head_widths(model)[0]}
+        shapes.append(own | {"length": _tokens(wanted)})
+    listed = [{"batch": 1, "heads": 1, "kv_heads": 1, "length": 1, "width": 2}]
+    for shape in shapes:
+        each = 4.0 * shape["length"] ** 2 * shape["width"] * _BACKWARD_FLOPS
+        group = shape["heads"] // shape["kv_heads"]
+        # Whole groups of heads that share keys and values, so that their number divides.
+        groups = min(shape["kv_heads"], int(wanted.most_flops / each / group))
+        if groups:
+            listed.append({"batch": 1} | shape | {"heads": groups * group, "kv_heads": groups})
+    for shape in listed:
+        for kind in _ATTENTION:
+            yield Benchmark(kind=kind, shape=shape, precision=wanted.precision)
 
 
 def _elementwise(wanted: Wanted) -> Iterator[Benchmark]:

@@ -61,7 +61,13 @@ STAGES = (
     Stage(("copy",), ("stream_share",)),
     Stage(_GEMMS, ("gemm_share", "gemm_half_k", "gemm_half_mn")),
     Stage(_GEMMS, ("gemm_share_fp8",), narrow=True),
-    Stage(_ATTENTION, ("attention_forward_share", "attention_backward_share", "attention_half_length")),
+    Stage(
+        _ATTENTION,
+        (
+            *("attention_forward_share", "attention_backward_share"),
+            *("attention_half_length", "attention_half_width"),
+        ),
+    ),
     Stage(("elementwise",), ("eager_traffic_factor",)),
     Stage(("block",), ("launch_s",)),
     Stage(

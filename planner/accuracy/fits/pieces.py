@@ -111,7 +111,7 @@ def _gemm(pieces: Pieces, benchmark: Benchmark) -> float:
 def _attention(pieces: Pieces, benchmark: Benchmark) -> float:
     shape = benchmark.shape
     heads, width = shape["heads"], shape["width"]
-    sizes = {"hidden": heads * width, "ffn": 1, "heads": heads, "kv_heads": heads, "head_dim": width}
+    sizes = {"hidden": heads * width, "ffn": 1, "heads": heads, "kv_heads": shape["kv_heads"], "head_dim": width}
     work = pieces.work(benchmark, sizes | {"tokens": shape["length"]}, shape["batch"])
     forward, backward = attention_s(work, _LAYER_KIND)
     return _one(forward if benchmark.kind == "attention forward" else backward)
