@@ -302,6 +302,9 @@ class Habits:
     eager_copies: bool = False
     """Unfused blocks save a tensor on both sides of an elementwise step: queries, keys and values of the rotary
     embedding, the attention output of its change of layout, the activation of its product with the gate."""
+    saves_gathered_inputs: bool = False
+    """Matrices split over tensor-parallel ranks save their whole input, gathered from the split tokens, for the
+    backward pass; otherwise a rank's share, which is gathered again."""
     eager_norms: bool = False
     """Norms run as plain tensor operations and save an fp32 copy and the normalised tensor."""
     score_bytes: float = 2.0
@@ -342,6 +345,8 @@ class Backend(ABC):
     """What a configuration has to say for a habit to be as plans have it: field of ``Habits`` -> setting."""
     expert_degrees: ClassVar[bool]
     """ep and etp can exceed 1."""
+    layer_buffers: ClassVar[frozenset[str]] = frozenset()
+    """Of the buffers that ``buffer_bytes`` names, those alive only while a layer runs, not beside the loss."""
     zero_stages: ClassVar[tuple[int, ...]]
     sequence_parallel_choices: ClassVar[tuple[bool, ...]]
     """Values of sequence_parallel that tp > 1 allows."""

@@ -43,7 +43,10 @@ class PyTorch(Fsdp):
         sharding_kernels=60,
         expert_dispatch="all-to-all",
         padded_experts=True,
+        # A DTensor matrix saves its input as it multiplied it.
+        saves_gathered_inputs=True,
     )
+    layer_buffers = frozenset({"gathered blocks", "unsharded gradients"})
     zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:

@@ -27,9 +27,10 @@ def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     # again (Float8Linear).
     fp8 = work.context.job.narrow_share if work.context.backend.habits.transformer_engine else 1.0
     inputs = min(model.norms_per_layer, 2)
+    matrix_tokens = work.tokens if work.context.backend.habits.saves_gathered_inputs else work.sp_tokens
     tensors: dict[Tensor, FloatArray] = {
         "norm_input": size * model.hidden * model.norms_per_layer * work.sp_tokens,
-        "norm_output": fp8 * size * model.hidden * inputs * work.sp_tokens,
+        "norm_output": fp8 * size * model.hidden * inputs * matrix_tokens,
         **_mixer_bytes(work, kind, size, fp8),
         **_mlp_bytes(work, kind, size, fp8),
     }

@@ -145,7 +145,7 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
     last = rank == step.pp - 1
     buffers = [
         leaf(name, value[0], "framework buffer")
-        for name, value in (step.last_buffers if last else step.buffers).items()
+        for name, value in step.standing(step.last_buffers if last else step.buffers).items()
     ]
     if last:
         logits = [
@@ -162,7 +162,13 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
             leaf("prediction blocks", step.prediction_bytes[0], "one more layer's saved tensors and its joint input"),
         ]
     else:
-        logits = [leaf("backward of one layer", step.layer_transient[0], "activation gradients alive at once")]
+        logits = [
+            leaf(
+                "backward of one layer",
+                step.layer_transient[0],
+                "activation gradients alive at once, and the layer's own buffers",
+            )
+        ]
     forward = _phase(
         step, "forward and backward", [*states, total("activations", activations), *logits, total("buffers", buffers)]
     )
