@@ -142,6 +142,8 @@ class StateBytes:
     """Bytes that a full optimizer offload puts into host memory, buffers included."""
     step_temporary: FloatArray
     """Extra bytes alive only during the optimizer step."""
+    gathered: FloatArray | float = 0.0
+    """Of the weights' bytes, copies that are gathered from the shards and stay for the whole step."""
     narrow_copies: FloatArray | float = 0.0
     """Of the weights' bytes, cached copies in 8 or 4 bits, which embedding and head do not have."""
 
@@ -223,6 +225,9 @@ class Habits:
     """Bytes per logit alive at the peak of the loss."""
     activation_overhead: float
     """Saved activation bytes over the tensor-by-tensor count (eager stacks save more)."""
+    gathered_inputs: bool = False
+    """With sequence parallelism matrices keep their gathered input for the backward pass (DTensor), where Megatron-LM
+    keeps a rank's part and gathers it again."""
     loss_vocab_parallel: bool
     """Logits stay split over the tp ranks in the loss."""
     embedding_vocab_parallel: bool
@@ -302,9 +307,6 @@ class Habits:
     eager_copies: bool = False
     """Unfused blocks save a tensor on both sides of an elementwise step: queries, keys and values of the rotary
     embedding, the attention output of its change of layout, the activation of its product with the gate."""
-    saves_gathered_inputs: bool = False
-    """Matrices split over tensor-parallel ranks save their whole input, gathered from the split tokens, for the
-    backward pass; otherwise a rank's share, which is gathered again."""
     eager_norms: bool = False
     """Norms run as plain tensor operations and save an fp32 copy and the normalised tensor."""
     score_bytes: float = 2.0

@@ -37,14 +37,13 @@ class PyTorch(Fsdp):
         pipelines_keep_weights=True,
         # Norms, rotary positions and gated products save what a fused kernel would (planner_validate/layers.py).
         activation_overhead=1.0,
+        gathered_inputs=True,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
         kernels_per_layer=120,
         tensor_parallel_kernels=60,
         sharding_kernels=60,
         expert_dispatch="all-to-all",
         padded_experts=True,
-        # A DTensor matrix saves its input as it multiplied it.
-        saves_gathered_inputs=True,
     )
     layer_buffers = frozenset({"gathered blocks", "unsharded gradients"})
     zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
@@ -77,11 +76,13 @@ class PyTorch(Fsdp):
         single = job.global_batch <= batch.micro_batch * batch.dp
         kept = (batch.pp > 1) & (batch.zero_stage >= 2)
         whole = np.where(batch.zero_stage == 0, MASTER_BYTES, held.weights)
+        staying = (batch.zero_stage == 2) | ((batch.pp > 1) & (batch.zero_stage == 3))
         # An offload moves no gradients that are not beside the weights: freed ones, and whole ones of a stage.
         moved = held.offloadable - np.where(kept | single, held.gradients, 0.0)
         return replace(
             held,
             weights=whole + np.where((batch.pp > 1) & (batch.zero_stage == 3), job.compute_bytes, 0.0),
+            gathered=np.where(staying, job.compute_bytes, 0.0),
             gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
             offloadable=moved,
             step_temporary=np.where(single, held.gradients * (1.0 - batch.offload_optimizer), 0.0),

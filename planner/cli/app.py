@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import existing, inputs, machines
+from planner.cli import existing, inputs, machines, validation
 from planner.cli import options as o
 from planner.errors import InputError
 from planner.version import __version__
@@ -31,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Finds the parallel training strategy for a model on a cluster, says why, and writes the launch files.",
     epilog="Exit codes: 0 done, 1 internal error, 2 bad input, 3 nothing fits, 4 time limit without a plan, "
-    "6 missing dependency, 130 interrupted.",
+    "5 measured outside the stated ranges, 6 missing dependency, 130 interrupted.",
 )
 
 
@@ -219,6 +219,7 @@ def estimate(
 app.command()(existing.render)
 app.command()(existing.check)
 app.command()(existing.diagnose)
+app.command()(validation.validate)
 
 
 @app.command()

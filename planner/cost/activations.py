@@ -27,10 +27,9 @@ def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     # again (Float8Linear).
     fp8 = work.context.job.narrow_share if work.context.backend.habits.transformer_engine else 1.0
     inputs = min(model.norms_per_layer, 2)
-    matrix_tokens = work.tokens if work.context.backend.habits.saves_gathered_inputs else work.sp_tokens
     tensors: dict[Tensor, FloatArray] = {
         "norm_input": size * model.hidden * model.norms_per_layer * work.sp_tokens,
-        "norm_output": fp8 * size * model.hidden * inputs * matrix_tokens,
+        "norm_output": fp8 * size * model.hidden * inputs * work.input_tokens,
         **_mixer_bytes(work, kind, size, fp8),
         **_mlp_bytes(work, kind, size, fp8),
     }
@@ -128,6 +127,12 @@ def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Ten
             "router": routing + gathered,
         }
     return {}
+
+
+def final_norm_bytes(work: Work) -> FloatArray:
+    """Input and output of the norm in front of the head."""
+    size = work.context.activation_bytes * work.context.model.hidden
+    return size * (work.sp_tokens + work.input_tokens)
 
 
 def layer_input_bytes(work: Work) -> FloatArray:

@@ -169,6 +169,11 @@ class Step:
             held = held - self.dense_state.narrow_copies * weights.tables
         return held
 
+    def gathered(self, weights: Weights) -> FloatArray:
+        """Of the bytes held as weights, copies gathered from the shards."""
+        trained = weights.trained
+        return np.asarray(self.dense_state.gathered * trained.dense + self.expert_state.gathered * trained.expert)
+
     @cached_property
     def frozen_bytes(self) -> FloatArray:
         return self.work.context.backend.frozen_bytes(
@@ -401,7 +406,7 @@ class Step:
         state = [self.resident(w) for w in parts]
         offloadable = [self.held(w, "offloadable") for w in parts]
         host = [self.held(w, "host") for w in parts]
-        final_norm = 2.0 * activations.layer_input_bytes(self.work)
+        final_norm = activations.final_norm_bytes(self.work)
         standing = sum(self.standing(self.buffers).values(), self.work.zeros())
         return {
             "layer_state_bytes": self._stack(state[:-2]),

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -75,6 +75,8 @@ class Launched:
     failures: tuple[RankFailure, ...]
     """The first cause first."""
     how: End
+    partial: tuple[RankResult, ...] = ()
+    """What the other ranks had measured until the end."""
     output: str = ""
 
 
@@ -97,6 +99,11 @@ class Folder:
     def logs(self) -> Path:
         """What each rank printed, as torchrun lays it out."""
         return self.root / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        """Temporary folder of the processes."""
+        return self.root / "tmp"
 
     @property
     def output(self) -> Path:
@@ -130,6 +137,7 @@ def private_folder() -> Iterator[Folder]:
             folder = Folder(Path(name))
             folder.results.mkdir()
             folder.logs.mkdir()
+            folder.scratch.mkdir()
         except OSError as problem:
             raise _no_folder(problem) from problem
         yield folder
@@ -165,7 +173,8 @@ def launch(
         )
         results, told = read_results(folder.results)
         failures = explained(folder, processes, ended, results, told, config.timeout_s)
-        return Launched(tuple(results), failures, ended.how, ended.output)
+        partial = read_partial(folder.results, {result.rank for result in results})
+        return Launched(tuple(results), failures, ended.how, partial, ended.output)
 
 
 _INHERITED = re.compile(
@@ -219,7 +228,8 @@ def supervise(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder.root,
-            env={**environment, keeper.MARK: mark},
+            # torch leaves caches in the temporary folder; here they go with the run.
+            env={**environment, keeper.MARK: mark, "TMPDIR": str(folder.scratch)},
             # Ctrl-C in the terminal reaches this process only, which ends the others in order.
             start_new_session=True,
         )
@@ -419,6 +429,15 @@ def read_results(folder: Path) -> tuple[list[RankResult], list[RankFailure]]:
     return sorted((each for each in results if each.failure is None), key=lambda each: each.rank), failed
 
 
+def read_partial(folder: Path, finished: Container[int]) -> tuple[RankResult, ...]:
+    """What ranks that did not finish had measured; files that were not written whole say nothing."""
+    found = []
+    for path in folder.glob("rank-*.partial"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(RankResult.model_validate_json(path.read_text(encoding="utf-8")))
+    return tuple(sorted((each for each in found if each.rank not in finished), key=lambda each: each.rank))
+
+
 def _unreadable(path: Path, rank: int | None, problem: Exception) -> RankFailure:
     what = "is not what this version writes" if isinstance(problem, ValidationError) else "cannot be read"
     first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
@@ -512,7 +531,7 @@ _STATES = {
     "T": "it was stopped by a signal",
     "t": "it was stopped by a debugger",
     "D": "it waits for a disk or a device",
-    "R": "it computes",
+    "R": "it computes (a step that takes longer needs a larger --timeout)",
     "S": "it waits",
 }
 

@@ -42,6 +42,10 @@ def unsupported(config: RunConfig) -> str | None:
             job.sample_tokens and job.sample_tokens < strategy.seq_len and strategy.seq_len % job.sample_tokens
         ),
         **_tensor_parallel(config),
+        **_pipeline(config),
+        f"global_batch({strategy.global_batch}) other than micro_batch({strategy.micro_batch}) * "
+        f"grad_accum({strategy.grad_accum}) * dp({strategy.dp})": strategy.global_batch
+        != strategy.micro_batch * strategy.grad_accum * strategy.dp,
     }
     found = [text for text, present in checks.items() if present]
     model_reason = unsupported_model(model, job.attended_tokens)
@@ -73,6 +77,22 @@ def _tensor_parallel(config: RunConfig) -> dict[str, bool]:
         f"ep({strategy.ep}) over tp * cp * dp({expert_group})": bool(expert_group % strategy.ep),
         f"experts({moe.experts if moe else 0}) over ep({strategy.ep})": bool(moe and moe.experts % strategy.ep),
         f"ep({strategy.ep}) of a model without experts": moe is None and strategy.ep > 1,
+    }
+
+
+def _pipeline(config: RunConfig) -> dict[str, bool]:
+    strategy = config.strategy
+    if strategy.pp == 1:
+        return {"virtual stages without a pipeline": strategy.vpp > 1}
+    number, pp = strategy.grad_accum, strategy.pp
+    rounds = max(number // pp, 1)
+    many = strategy.pipeline_schedule in ("interleaved", "zb-h1")
+    return {
+        f"pipeline_schedule({strategy.pipeline_schedule}) with vpp({strategy.vpp})": strategy.vpp > 1 and not many,
+        f"{number} micro-batches over pp({pp}) in {strategy.pipeline_schedule}": bool(number % rounds)
+        if many
+        else strategy.pipeline_schedule == "1f1b" and number < pp,
+        "a virtual stage without layers": 0 in strategy.layers_per_stage[1:-1],
     }
 
 

@@ -1,6 +1,6 @@
 """What one step of a rank keeps in memory, term by term at its peak, and which collectives it calls.
 
-``Observer`` watches every tensor operation of a step, on real or on fake tensors, since it reads sizes and never values;
+``Observer`` watches every tensor operation of a step, on real or fake tensors, since it reads sizes and no values;
 ``collective_seconds`` takes the times of the same calls from a profiled step.  An observed step is slower than a
 measured one, so it comes after those."""
 
@@ -63,8 +63,9 @@ class Call:
 class Observer(TorchDispatchMode):
     """Context in which a trainer's steps are watched: live tensors, their peak by term, collectives.
 
-    A tensor is a weight, an optimizer state or a gradient where a parameter says so; an activation where it was saved
-    for the backward pass or lives on from a block that is recomputed; everything else is a buffer."""
+    A tensor is a weight, an optimizer state or a gradient where a parameter says so, or a gathered weight that the plan
+    keeps gathered; an activation where it was saved for the backward pass of the layers or lives on from a block that
+    is recomputed; everything else is a buffer (gathered weights that come and go, logits, temporaries)."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -83,6 +84,11 @@ class Observer(TorchDispatchMode):
         self._stack = ExitStack()
         # While a step computes, modules hold gathered parameters in place of these.
         self._parameters = [parameter for _, parameter in trainer.named_parameters()]
+
+    @property
+    def live(self) -> int:
+        """Bytes of the tensors that are alive now."""
+        return self._total
 
     @property
     def terms(self) -> dict[MemoryTerm, int]:
@@ -126,7 +132,7 @@ class Observer(TorchDispatchMode):
         return _OPERATIONS.get(func.__name__.split(".")[0])
 
     def _count(self, operation: str, args: Any) -> None:
-        groups: dict[str, GroupKind] = {} if self.trainer.agreeing else self.trainer.layout.group_kinds
+        groups: dict[str, GroupKind] = {} if self.trainer.aside == "agreement" else self.trainer.layout.group_kinds
         name = next((found for found in map(_group_name, reversed(args)) if found in groups), None)
         tensors = list(_tensors(args))
         # Where result and input are both given, the input is the last.
@@ -174,12 +180,11 @@ class Observer(TorchDispatchMode):
         self._saved.discard(key)
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        """A tensor is saved for the backward pass."""
-        if not isinstance(tensor, DTensor):
-            self._note(tensor)
-            self._saved.add(tensor.untyped_storage()._cdata)
-        else:
-            self._keep(tensor._local_tensor)
+        """A tensor is saved for the backward pass; logits are no activations of the layers."""
+        local = _local(tensor)
+        self._note(local)
+        if self.trainer.aside != "loss":
+            self._saved.add(local.untyped_storage()._cdata)
         return tensor
 
     def _watch_block(self, block: Block) -> Callable[[], None]:
@@ -216,8 +221,10 @@ class Observer(TorchDispatchMode):
     def _told_apart(self) -> dict[MemoryTerm, int]:
         """Bytes of all live tensors by term."""
         owner: dict[int, MemoryTerm] = dict.fromkeys(self._saved, "activations")
+        strategy = self.trainer.config.strategy
+        kept = strategy.zero_stage < 3 or strategy.pp > 1
         for tensor in _gathered(self.trainer):
-            owner[tensor.untyped_storage()._cdata] = "buffers"
+            owner[tensor.untyped_storage()._cdata] = "weights" if kept else "buffers"
         for term, tensors in self._by_owner().items():
             owner |= {tensor.untyped_storage()._cdata: term for tensor in tensors}
         sums: dict[MemoryTerm, int] = dict.fromkeys(TERMS, 0)

@@ -28,7 +28,7 @@ class Options:
     profile: Path | None = None
     """Machine profile for the prediction; None: the one in the plan, if any."""
     timeout_s: float = 300.0
-    """Longest wait without any progress."""
+    """Longest wait without any progress; longer where the plan's steps are."""
     check_gradients: bool = True
 
     def __post_init__(self) -> None:

@@ -165,7 +165,8 @@ def _shard(stage: Stage, layout: Layout, precision: Precision) -> None:
         if layout.experts is not None and isinstance(block.mlp, Mixture):
             fully_shard(block.mlp.experts, mesh=_data_mesh(layout.experts, "expert_replica", "expert_shard"), **options)
         fully_shard(block, mesh=dense, **options)
-    fully_shard(stage, mesh=dense, **options)
+    # What lies outside the blocks is needed last forward and first backward: it stays gathered between.
+    fully_shard(stage, mesh=dense, **{**options, "reshard_after_forward": False})
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

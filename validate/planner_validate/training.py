@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -101,8 +101,9 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     schedule: Any = None
     scale: LossScale = field(default_factory=lambda: LossScale(active=False))
-    agreeing: bool = False
-    """All ranks are exchanging loss and norm, on a process group that may also serve as a group of the plan."""
+    aside: Literal["", "loss", "agreement"] = ""
+    """What an observer counts apart from the layers' work: the loss is being computed, or all ranks are exchanging loss
+    and norm (on a process group that may also serve as a group of the plan)."""
 
     @property
     def is_last(self) -> bool:
@@ -125,13 +126,14 @@ class Trainer:
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Share of one micro-batch in the mean loss of the global batch, times the loss scale."""
         s = self.config.strategy
+        self.aside = "loss"
         flat = logits.flatten(0, 1).float()
-        del logits
         if s.tp > 1:
             flat = DTensor.from_local(flat, self.layout.weights["tp"], [Shard(1)], run_check=False)
         loss = functional.cross_entropy(flat, targets.flatten())
         if isinstance(loss, DTensor):
             loss = loss.to_local()
+        self.aside = ""
         return loss * (self.scale.value / (s.grad_accum * s.dp * s.cp))
 
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor | None:
@@ -171,9 +173,9 @@ class Trainer:
         s = self.config.strategy
         share = torch.zeros((), device=self.device) if loss is None else loss.float() / s.tp
         both = torch.stack([share, self.squared_norm()])
-        self.agreeing = True
+        self.aside = "agreement"
         dist.all_reduce(both)
-        self.agreeing = False
+        self.aside = ""
         mean, norm = both[0] / self.scale.value, both[1].sqrt() / self.scale.value
         factor = (LARGEST_NORM / (norm + 1e-6)).clamp(max=1.0) / self.scale.value
         if self.scale.value != 1.0 and not math.isfinite(norm.item()):
@@ -214,11 +216,16 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def build(config: RunConfig, *, values: Callable[[nn.Module, int], None] | None = initialise) -> Trainer:
+def build(
+    config: RunConfig,
+    *,
+    values: Callable[[nn.Module, int], None] | None = initialise,
+    allocating: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Trainer:
     """What this rank of the configuration owns; its process group must exist.
 
-    Modules are made without memory, cut, then allocated on the device and filled by ``values`` (None leaves them as
-    they are, for fake tensors)."""
+    Modules are made without memory, cut, then allocated on the device inside ``allocating()`` (a mode of fake tensors
+    where they shall take none) and filled by ``values`` (None leaves them as they are)."""
     reason = unsupported(config)
     if reason is not None:
         raise InputError(reason, where="strategy", hint="see `planner validate --help` for what the runner covers")
@@ -241,7 +248,8 @@ def build(config: RunConfig, *, values: Callable[[nn.Module, int], None] | None 
             )
         counts = strategy.recompute.layers_per_stage
         parallelize(stage, layout, precision, None if counts is None else counts[index])
-        stage.to_empty(device=torch.device("cpu") if strategy.offload.parameters == "cpu" else device)
+        with allocating():
+            stage.to_empty(device=torch.device("cpu") if strategy.offload.parameters == "cpu" else device)
         if values is not None:
             values(stage, config.seed)
         stages[index] = stage

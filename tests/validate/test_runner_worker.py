@@ -1,0 +1,158 @@
+"""The program of one process: what it leaves behind when it is done, and when it cannot go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planner.specs.validation import RankFailure, RankResult
+from tests.validate.launch import torchrun
+from tests.validate.runner_cases import CASES, DENSE, configuration, strategy
+
+torch = pytest.importorskip("torch", reason="needs torch (the validate extra)")
+pytestmark = pytest.mark.torch
+
+from planner_validate.layout import unsupported  # noqa: E402
+from planner_validate.worker import Post, kind_of, module_of, report  # noqa: E402
+
+
+def start(folder: Path, case: str, processes: int) -> str:
+    """Run the worker; results lie in ``folder``."""
+    config = folder / "run.json"
+    config.write_text(configuration(case).model_dump_json(), encoding="utf-8")
+    out = str(folder / "results")
+    return torchrun(processes, "-m", "planner_validate.worker", "--config", str(config), "--out", out).stdout
+
+
+def test_results_of_a_run(tmp_path: Path) -> None:
+    """Every rank leaves its steps, memory, collectives with their times, and the same gradient check."""
+    output = start(tmp_path, "fsdp", 4)
+    results = tmp_path / "results"
+    assert sorted(path.name for path in results.iterdir()) == sorted(
+        f"rank-{rank}.{kind}" for rank in range(4) for kind in ("json", "phase")
+    ), output[-3000:]
+    for rank in range(4):
+        found = RankResult.model_validate_json((results / f"rank-{rank}.json").read_text("utf-8"))
+        assert (found.rank, found.world_size, found.coordinates["dp"]) == (rank, 4, rank)
+        assert (len(found.warmup), len(found.steps)) == (1, configuration("fsdp").measured_steps)
+        assert all(step.seconds == step.forward_backward_s + step.optimizer_s for step in found.steps)
+        assert found.gradients is not None
+        assert found.gradients.passed
+        assert sum(found.memory.values()) == found.peak_allocated_bytes
+        assert found.parameters == found.memory["weights"] // 4
+        assert {use.operation for use in found.collectives} == {"all_gather", "all_reduce", "reduce_scatter"}
+        assert all(use.seconds is not None and use.seconds > 0 for use in found.collectives)
+        assert (results / f"rank-{rank}.phase").read_text("utf-8") == "leaving the process group\n"
+
+
+def test_another_number_of_processes(tmp_path: Path) -> None:
+    """A plan for four processes started on two says so and measures nothing."""
+    start(tmp_path, "fsdp", 2)
+    failure = RankFailure.model_validate_json((tmp_path / "results" / "rank-0.failure.json").read_text("utf-8"))
+    assert (failure.rank, failure.kind, failure.phase) == (0, "mismatch", "start")
+    assert "4 processes" in failure.message
+    assert "2 were started" in failure.message
+    assert not (tmp_path / "results" / "rank-0.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "out-of-memory"),
+        (MemoryError(), "out-of-memory"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "out-of-memory"),
+        (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete"), "timeout"),
+        (KeyboardInterrupt(), "interrupted"),
+        (ValueError("a timeout of zero"), "error"),
+    ],
+)
+def test_kinds_of_failures(error: BaseException, kind: str) -> None:
+    """Exceptions are told apart by what happened."""
+    assert kind_of(error) == kind
+
+
+def test_a_failure_names_the_module(tmp_path: Path) -> None:
+    """The innermost module whose forward pass raised is part of the phase."""
+    broken = torch.nn.Identity()
+    broken.forward = lambda _x: bytearray(1 << 62)
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(broken))
+    post = Post(tmp_path, 3)
+    post.phase("step 2")
+    with pytest.raises(MemoryError) as raised:
+        model(torch.ones(1))
+    assert module_of(raised.value.__traceback__) == "1.0"
+    report(post, 3, raised.value)
+    failure = RankFailure.model_validate_json((tmp_path / "rank-3.failure.json").read_text("utf-8"))
+    assert (failure.kind, failure.phase) == ("out-of-memory", "step 2, in 1.0")
+    assert failure.message == "MemoryError()"
+
+
+def test_a_failure_without_room_for_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that cannot be written leaves the cause on standard error."""
+    report(Post(tmp_path / "absent", 1), 1, RuntimeError("the cause"))
+    assert "the cause" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"zero_stage": 1, "shard_degree": 4}, "zero_stage(1)"),
+        ({"cp": 2, "dp": 2}, "context parallelism on a CPU"),
+        ({"pp": 2, "dp": 2, "layers_per_stage": (2, 2), "pipeline_schedule": "zb-h2"}, "zb-h2"),
+        ({"tp": 4, "dp": 1, "sequence_parallel": True}, "kv_heads(2) over tp(4)"),
+        ({"ep": 4}, "without experts"),
+        ({"precision": "fp8"}, "precision fp8"),
+        (
+            {
+                "pp": 4,
+                "dp": 1,
+                "layers_per_stage": (1, 1, 1, 1),
+                "pipeline_schedule": "1f1b",
+                "micro_batch": 4,
+            },
+            "2 micro-batches over pp(4)",
+        ),
+        (
+            {"pp": 2, "dp": 2, "vpp": 2, "layers_per_stage": (2, 0, 1, 1), "pipeline_schedule": "interleaved"},
+            "a virtual stage without layers",
+        ),
+        (
+            {"pp": 2, "dp": 2, "vpp": 2, "layers_per_stage": (1, 1, 1, 1), "pipeline_schedule": "1f1b"},
+            "pipeline_schedule(1f1b) with vpp(2)",
+        ),
+        ({"vpp": 2}, "virtual stages without a pipeline"),
+    ],
+)
+def test_refusals(changes: dict[str, object], words: str) -> None:
+    """What cannot run is named before anything is allocated."""
+    config = configuration("ddp").model_copy(update={"strategy": strategy(**{"dp": 4, **changes})})
+    assert words in (unsupported(config) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"position": "alibi"}, "ALiBi"),
+        ({"sinks": True}, "sinks"),
+        ({"mtp_layers": 1}, "multi-token"),
+        ({"norms_per_layer": 1}, "1 norms a layer"),
+        ({"attention_gate": True}, "gate"),
+    ],
+)
+def test_models_that_cannot_be_built(changes: dict[str, object], words: str) -> None:
+    """Each part of a model that the runner does not know is named."""
+    config = configuration("ddp").model_copy(update={"model": DENSE.model_copy(update=changes)})
+    assert words in (unsupported(config) or "")
+
+
+def test_a_batch_that_does_not_add_up() -> None:
+    """A global batch that the micro-batches do not make up is refused."""
+    config = configuration("ddp")
+    wrong = config.strategy.model_copy(update={"global_batch": 9})
+    assert "global_batch(9)" in (unsupported(config.model_copy(update={"strategy": wrong})) or "")
+
+
+def test_all_cases_are_supported() -> None:
+    """The tests' own plans are refused by nothing."""
+    assert {case: unsupported(configuration(case)) for case in CASES} == dict.fromkeys(CASES)
