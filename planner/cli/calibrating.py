@@ -71,13 +71,12 @@ def check_source(context: typer.Context, *, records: Sequence[Path] | None, here
 
 def measure(given: Given, progress: Progress | None) -> MachineCalibration:
     """Measure this machine and write the profile; what cannot be used is refused before anything is measured."""
-    from planner_validate.calibrating import Options, calibrate_this_machine
-
     from planner.service.inputs import checked_int, one_of
     from planner.service.measured import write_profile
     from planner.service.models import resolve_model
     from planner.service.outputs import check_target
     from planner.specs.job import Precision
+    from planner_validate.calibrating import Options, calibrate_this_machine
 
     if given.out is not None:
         check_target(given.out, "--out", force=given.force)

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterable, Mapping
 
 import pytest
-from planner_validate.probes import training_runs
 
 from planner.accuracy.fits.hosts import TrainingRun, step_times
 from planner.accuracy.fits.machine import Found, Question, calibration, fit, with_runs
@@ -17,6 +16,7 @@ from planner.service.profiles import profile_assumption
 from planner.specs.benchmark import BenchmarkKind
 from planner.specs.job import Precision
 from planner.specs.profile import LEAST_FACTOR, MOST_FACTOR, MachineCalibration, MachineMeasurement
+from planner_validate.probes import training_runs
 
 GEMMS: tuple[BenchmarkKind, ...] = ("gemm forward", "gemm input gradient", "gemm weight gradient")
 COLLECTIVES: tuple[BenchmarkKind, ...] = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")

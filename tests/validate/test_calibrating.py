@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from planner_validate import calibrating, worklist
-from planner_validate.calibrating import Devices, Options, calibrate_this_machine, combined, measured, trained
-from planner_validate.probes import SIZES, Size, training_runs
 
 from planner.catalog import load_model, model_ids
 from planner.cli.main import run
@@ -21,6 +18,10 @@ from planner.service.profiles import load_profile
 from planner.specs.benchmark import Benchmark, BenchmarkKind
 from planner.specs.measuring import BenchmarkConfig
 from planner.specs.profile import Profile
+from planner_validate import calibrating, worklist
+from planner_validate.calibrating import Options, calibrate_this_machine, combined, measured, trained
+from planner_validate.devices import Machine, this_machine
+from planner_validate.probes import SIZES, Size, training_runs
 
 ALONE: dict[BenchmarkKind, dict[str, int]] = {
     "copy": {"bytes": 1 << 16},
@@ -140,6 +141,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Exit code 6 and what to install."""
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    this_machine.cache_clear()
     with pytest.raises(MissingExtraError) as caught:
         calibrate_this_machine(Options(gpu="cpu"))
     assert "no torch here" in str(caught.value)
@@ -147,8 +149,8 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert caught.value.exit_code == 6
 
 
-NONE = Devices("2.13.0", (), ())
-TWO_L4 = Devices("2.13.0", ("NVIDIA L4", "NVIDIA L4"), (23_034 << 20, 23_034 << 20))
+NONE = Machine(torch="2.13.0")
+TWO_L4 = Machine(torch="2.13.0", gpus=("NVIDIA L4", "NVIDIA L4"), gpu_bytes=(23_034 << 20, 23_034 << 20))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ TWO_L4 = Devices("2.13.0", ("NVIDIA L4", "NVIDIA L4"), (23_034 << 20, 23_034 << 
     ids=["no GPU", "another GPU", "more processes than GPUs", "no process", "no such format", "no such accelerator"],
 )
 def test_refusals(
-    options: Options, devices: Devices, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+    options: Options, devices: Machine, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot be measured here is refused before any process starts."""
     monkeypatch.setattr(calibrating, "probe", lambda: devices)

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from planner_validate.launching import exit_codes, kind_of_text, launch, private_folder, surroundings
 
 from planner.errors import InputError
+from planner_validate.launching import exit_codes, kind_of_text, launch, private_folder, surroundings
 from tests.validate.runs import StandIn, config, processes_of
 
 pytest.importorskip("torch", reason="torchrun starts the processes")

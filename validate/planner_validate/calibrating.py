@@ -5,11 +5,7 @@ Imports no torch: the measurements run in processes of their own, as many as wou
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,19 +27,13 @@ from planner.specs.model import ModelSpec
 from planner.specs.profile import MachineCalibration, MachineMeasurement
 from planner.specs.validation import RankFailure
 from planner_validate import launching
+from planner_validate.devices import INSTALL, Machine, cores, this_machine
 from planner_validate.options import Progress
 from planner_validate.probes import training_runs
 from planner_validate.worklist import Wanted, worklist
 
 WHERE = "--on-this-machine"
 BACKEND = "pytorch"
-INSTALL = "pip install 'parallel-planner[validate]' installs it (or torch >= 2.8 built for your GPUs, from pytorch.org)"
-_PROBE = (
-    "import json, torch; count = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
-    "print(json.dumps({'torch': str(torch.__version__), 'devices': [[torch.cuda.get_device_name(i), "
-    "torch.cuda.get_device_properties(i).total_memory] for i in range(count)]}))"
-)
-_PROBE_S = 120.0
 _MOST_PROCESSES = 64
 _QUICK_VISITS, _VISITS = 2, 3
 _REPEATS = 3
@@ -66,16 +56,6 @@ class Options:
     precision: Precision | None = None
     quick: bool = False
     """Fewer sizes and repeats."""
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What torch sees."""
-
-    torch: str
-    names: tuple[str, ...]
-    """Of the GPUs."""
-    memory_bytes: tuple[int, ...]
 
 
 def calibrate_this_machine(options: Options, progress: Progress | None = None) -> MachineCalibration:
@@ -121,35 +101,29 @@ def _silent(_: str) -> None:
     """Nobody watches."""
 
 
-def probe() -> Devices:
+def probe() -> Machine:
     """Devices of the torch that the measuring processes will import."""
     try:
-        found = subprocess.run(  # noqa: S603 - this interpreter with our own text
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, check=False
-        )
-    except subprocess.TimeoutExpired as problem:
+        return this_machine()
+    except MissingExtraError as problem:
         raise MissingExtraError(
-            "torch does not answer", where=WHERE, got=f"no answer within {_PROBE_S:.0f} s", hint=INSTALL
+            "measuring needs torch, which cannot be imported here",
+            where=WHERE,
+            got=problem.got,
+            allowed=problem.allowed,
+            hint=problem.hint,
         ) from problem
-    if found.returncode != 0:
-        lines = found.stderr.strip().splitlines()
-        raise MissingExtraError(
-            "torch cannot be imported", where=WHERE, got=lines[-1] if lines else "no message", hint=INSTALL
-        )
-    answer = json.loads(found.stdout.strip().splitlines()[-1])
-    names, sizes = [name for name, _ in answer["devices"]], [size for _, size in answer["devices"]]
-    return Devices(answer["torch"], tuple(names), tuple(sizes))
 
 
-def _accelerator(given: str | None, devices: Devices) -> str:
+def _accelerator(given: str | None, devices: Machine) -> str:
     """Catalogue id of what is measured; a GPU that is named must be the one that is there."""
     named = None if given is None else load_accelerator(given)
-    if named is None and not devices.names:
+    if named is None and not devices.gpus:
         return "cpu"
-    if named is not None and (named.synchronous or not devices.names):
+    if named is not None and (named.synchronous or not devices.gpus):
         return named.id
     try:
-        found = identify(devices.names[0], devices.memory_bytes[0] >> 20).accelerator
+        found = identify(devices.gpus[0], devices.gpu_bytes[0] >> 20).accelerator
     except InputError:
         if named is None:
             raise
@@ -160,16 +134,16 @@ def _accelerator(given: str | None, devices: Devices) -> str:
             "this machine has another accelerator",
             where="--gpu",
             got=named.id,
-            allowed=f"{found.id} ({devices.names[0]}), or cpu",
+            allowed=f"{found.id} ({devices.gpus[0]}), or cpu",
             hint="leave out --gpu to measure what is there",
         )
     return found.id
 
 
-def _processes(given: int | None, gpu: str, devices: Devices) -> int:
+def _processes(given: int | None, gpu: str, devices: Machine) -> int:
     """How many measure at the same time."""
     on_cpu = _cluster(gpu, 1).accelerator.synchronous
-    if not on_cpu and not devices.names:
+    if not on_cpu and not devices.gpus:
         raise MissingExtraError(
             f"torch {devices.torch} sees no GPU here",
             where="--gpu",
@@ -177,9 +151,9 @@ def _processes(given: int | None, gpu: str, devices: Devices) -> int:
             allowed="cpu on this machine",
             hint="--gpu cpu measures the processor; a GPU needs its driver and a torch that is built for it",
         )
-    most = _MOST_PROCESSES if on_cpu else len(devices.names)
+    most = _MOST_PROCESSES if on_cpu else len(devices.gpus)
     if given is None:
-        return min(os.cpu_count() or 1, _MOST_PROCESSES) if on_cpu else most
+        return min(cores(), _MOST_PROCESSES) if on_cpu else most
     if not 1 <= given <= most:
         raise InputError(
             "this machine cannot be measured by that many processes",
