@@ -24,7 +24,17 @@ SCRIPT = runner_cases.__file__ or ""
 _DATA = ("ddp", "fsdp", "fsdp kept", "hybrid", "full recompute", "selective recompute", "some recompute", "odd model")
 _STAGES = ("pp 1f1b", "pp gpipe fsdp", "pp interleaved", "pp zb-h1", "pp interleaved fsdp", "mla")
 _TENSORS = ("tp", "tp fsdp", "tp without sp", "pp tp")
-_EXPERTS = ("moe ep2", "moe ep4 fsdp", "moe ep2 fsdp", "moe ep1", "moe pp ep2", "moe tp ep1", "moe tp ep2 fsdp")
+_CONTEXT = ("cp", "cp tp", "cp pp")
+_EXPERTS = (
+    "moe cp ep2",
+    "moe ep2",
+    "moe ep4 fsdp",
+    "moe ep2 fsdp",
+    "moe ep1",
+    "moe pp ep2",
+    "moe tp ep1",
+    "moe tp ep2 fsdp",
+)
 _NARROW = ("bf16 fsdp", "bf16 replicated", "fp16")
 
 
@@ -109,6 +119,17 @@ def test_tensor_parallelism(tmp_path: Path) -> None:
     shard = 4 * 4 * runner_cases.TOKENS // 2 * CASES["tp"][0].hidden
     # Two gathers a layer forward, two backward (of the outputs' gradients); one each for the embedding and the head.
     assert sent(found["tp"][0], "all_gather", "tp")[1] == micro_batches * (4 * layers + 2) * shard
+
+
+def test_context_parallelism(tmp_path: Path) -> None:
+    """Sequences cut over ranks, with sharded weights, split matrices and a pipeline; keys and values are gathered."""
+    found = results(tmp_path, 4, _CONTEXT)
+    (dense,) = alone(tmp_path, "alone")
+    assert_equal_to(dense, found)
+    micro_batches, layers, width = 2, 4, 2 * 16
+    rows = 2 * runner_cases.TOKENS // 2
+    assert sent(found["cp"][0], "all_gather", "cp") == (16, micro_batches * layers * 2 * 4 * rows * width)
+    assert sent(found["cp"][0], "reduce_scatter", "cp") == (16, 2 * micro_batches * layers * 2 * 4 * rows * width)
 
 
 def test_experts(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from planner.specs.model import MlaSpec, ModelSpec
+from planner_validate.context import Context
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
@@ -110,18 +111,20 @@ class Rotary:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.offset = 0
-        """Position of this rank's first token (context parallelism)."""
-        self._tables: dict[tuple[int, int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self.positions: Tensor | None = None
+        """Of this rank's tokens, where it holds only some of a sequence (context parallelism)."""
+        self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
         """(b, s, n, width) -> the same, rotated by position."""
-        key = (x.shape[1], self.offset, x.dtype, x.device)
+        key = (x.shape[1], x.dtype, x.device)
         if key not in self._tables:
             inverse = ROTARY_BASE ** (
                 torch.arange(0, self.width, 2, device=x.device, dtype=torch.float32) / -self.width
             )
-            position = torch.arange(self.offset, self.offset + x.shape[1], device=x.device, dtype=torch.float32)
+            position = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+            if self.positions is not None:
+                position = self.positions.to(x.device, torch.float32)
             angle = torch.outer(position, inverse)[:, None]
             self._tables[key] = (angle.cos().to(x.dtype), angle.sin().to(x.dtype))
         return _Rotate.apply(x, *self._tables[key])
@@ -167,10 +170,14 @@ class Core:
 
     def __init__(self, *, fused: bool = True, sample: int | None = None) -> None:
         self.fused, self.sample = fused, sample
+        self.context: Context | None = None
+        """The ranks that share each sequence (context parallelism)."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (b, s, n, d), k and v (b, s, kv heads, d) -> (b, s, n * d of the values)"""
         rows, tokens = q.shape[:2]
+        if self.context is not None:
+            return self.context.attend(q, k, v).flatten(2)
         if self.sample is not None:
             q, k, v = (part.reshape(-1, self.sample, *part.shape[2:]) for part in (q, k, v))
         out = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
