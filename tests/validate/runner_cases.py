@@ -82,6 +82,8 @@ CASES: dict[str, tuple[ModelSpec, Strategy]] = {
     "tp": (DENSE, strategy(**SPLIT, micro_batch=4)),
     "tp fsdp": (DENSE, strategy(**SPLIT, micro_batch=4, zero_stage=3, shard_degree=2)),
     "tp without sp": (NORMED, strategy(dp=2, tp=2, micro_batch=4)),
+    "mla tp": (LATENT, strategy(**SPLIT, micro_batch=4)),
+    "mla cp": (LATENT, strategy(dp=2, cp=2, micro_batch=4)),
     "cp": (DENSE, strategy(dp=2, cp=2, zero_stage=3, shard_degree=4, micro_batch=2)),
     "cp tp": (DENSE, strategy(dp=1, cp=2, tp=2, sequence_parallel=True, micro_batch=4)),
     "cp pp": (DENSE, pipeline("1f1b", dp=1, cp=2, micro_batch=2)),

@@ -23,9 +23,10 @@ Results = list[dict[str, Any]]
 SCRIPT = runner_cases.__file__ or ""
 _DATA = ("ddp", "fsdp", "fsdp kept", "hybrid", "full recompute", "selective recompute", "some recompute", "odd model")
 _STAGES = ("pp 1f1b", "pp gpipe fsdp", "pp interleaved", "pp zb-h1", "pp interleaved fsdp", "mla")
-_TENSORS = ("tp", "tp fsdp", "tp without sp", "pp tp")
+_TENSORS = ("tp", "tp fsdp", "tp without sp", "pp tp", "mla tp", "mla cp")
 _CONTEXT = ("cp", "cp tp", "cp pp")
-_EXPERTS = (
+_BOTH = ("moe cp ep2",)
+_EXPERTS = ("moe ep2", "moe ep4 fsdp", "moe ep2 fsdp", "moe ep1", "moe pp ep2", "moe tp ep1", "moe tp ep2 fsdp")
     "moe cp ep2",
     "moe ep2",
     "moe ep4 fsdp",
@@ -112,7 +113,8 @@ def test_pipelines_and_latent_attention(tmp_path: Path) -> None:
 def test_tensor_parallelism(tmp_path: Path) -> None:
     """Split matrices, split sequences and both with a pipeline or sharded weights."""
     found = results(tmp_path, 4, _TENSORS)
-    dense, normed = alone(tmp_path, "alone", "alone normed")
+    dense, normed, latent = alone(tmp_path, "alone", "alone normed", "alone latent")
+    assert_equal_to(latent, {case: found.pop(case) for case in ("mla tp", "mla cp")})
     assert_equal_to(normed, {"tp without sp": found.pop("tp without sp")})
     assert_equal_to(dense, found)
     micro_batches, layers = 1, 4
@@ -134,7 +136,7 @@ def test_context_parallelism(tmp_path: Path) -> None:
 
 def test_experts(tmp_path: Path) -> None:
     """Experts spread over data- and tensor-parallel ranks, with uneven shares (three of eight experts a token)."""
-    found = results(tmp_path, 4, _EXPERTS)
+    found = results(tmp_path, 4, _EXPERTS + _BOTH)
     (mixture,) = alone(tmp_path, "alone moe")
     assert_equal_to(mixture, found)
     slots = 3 * runner_cases.TOKENS

@@ -1,8 +1,8 @@
 """Context parallelism: each rank holds two chunks of every sequence and attends to keys gathered from all ranks.
 
-Rank r of c holds chunks r and 2c - 1 - r of 2c, so that causal attention is the same work on every rank.  Keys and values
-are gathered in front of the attention and their gradients scattered behind it; both stay whole until the backward
-pass."""
+Rank r of c holds chunks r and 2c - 1 - r of 2c, so that causal attention is the same work on every rank.  Keys and
+values are gathered in front of the attention and their gradients scattered behind it; both stay whole until the
+backward pass."""
 
 from __future__ import annotations
 

@@ -226,6 +226,11 @@ class Attention(nn.Module):
         return x if self.rotary is None else self.rotary(x)
 
 
+def _whole_product(x: Tensor, matrix: nn.Linear) -> Tensor:
+    """``x`` times a matrix that all tensor-parallel ranks hold whole."""
+    return functional.linear(x, whole(matrix.weight, partial_gradient=False))
+
+
 class LatentAttention(nn.Module):
     """Multi-head latent attention (arXiv 2405.04434): keys and values are re-created from one narrow latent."""
 
@@ -243,12 +248,20 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)"""
-        mla = self.mla
-        latent = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
+        mla, mesh = self.mla, x.device_mesh if isinstance(x, DTensor) else None
+        # Every tensor-parallel rank computes the whole latents, and the heads that it holds from them.
+        x = x.to_local() if isinstance(x, DTensor) else x
+        latent = x
+        if self.q_down is not None and self.q_norm is not None:
+            latent = self.q_norm(_whole_product(x, self.q_down))
         q = self.q_up(latent).unflatten(-1, (-1, mla.qk_nope + mla.qk_rope))
         plain, turned = q.split([mla.qk_nope, mla.qk_rope], -1)
         q = torch.cat([plain, self.rotary(turned)], -1)
-        compressed, shared = self.kv_down(x).split([mla.kv_lora, mla.qk_rope], -1)
+        compressed, shared = _whole_product(x, self.kv_down).split([mla.kv_lora, mla.qk_rope], -1)
+        if mesh is not None:
+            # The heads of other ranks use the rotary key as well: its gradient is their sum.
+            shared = DTensor.from_local(shared, mesh, [Replicate()], run_check=False)
+            shared = shared.to_local(grad_placements=[Partial()])
         kv = self.kv_up(self.kv_norm(compressed)).unflatten(-1, (-1, mla.qk_nope + mla.v_head))
         key, v = kv.split([mla.qk_nope, mla.v_head], -1)
         # One rotary key serves all heads.

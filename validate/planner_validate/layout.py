@@ -72,14 +72,13 @@ def _tensor_parallel(config: RunConfig) -> dict[str, bool]:
     moe = model.moe
     expert_group = strategy.tp * strategy.cp * strategy.dp
     return {
-        "latent attention under tensor parallelism": split and model.mla is not None,
         f"{model.position} positions under tensor parallelism": split and model.position not in ("rope", "none"),
         "a norm over all queries under tensor parallelism": split and model.qk_norm == "full",
         "experts under tensor parallelism without sequence parallelism": (
             split and moe is not None and not strategy.sequence_parallel
         ),
         f"kv_heads({model.kv_heads}) over tp({strategy.tp})": bool(
-            split and (model.kv_heads % strategy.tp or model.heads % strategy.tp)
+            split and (model.heads % strategy.tp or (model.mla is None and model.kv_heads % strategy.tp))
         ),
         f"vocab({model.vocab}) over tp({strategy.tp})": bool(model.vocab % strategy.tp),
         f"seq_len({strategy.seq_len}) over tp({strategy.tp})": bool(
