@@ -25,17 +25,8 @@ _DATA = ("ddp", "fsdp", "fsdp kept", "hybrid", "full recompute", "selective reco
 _STAGES = ("pp 1f1b", "pp gpipe fsdp", "pp interleaved", "pp zb-h1", "pp interleaved fsdp", "mla")
 _TENSORS = ("tp", "tp fsdp", "tp without sp", "pp tp", "mla tp", "mla cp")
 _CONTEXT = ("cp", "cp tp", "cp pp")
-_BOTH = ("moe cp ep2",)
 _EXPERTS = ("moe ep2", "moe ep4 fsdp", "moe ep2 fsdp", "moe ep1", "moe pp ep2", "moe tp ep1", "moe tp ep2 fsdp")
-    "moe cp ep2",
-    "moe ep2",
-    "moe ep4 fsdp",
-    "moe ep2 fsdp",
-    "moe ep1",
-    "moe pp ep2",
-    "moe tp ep1",
-    "moe tp ep2 fsdp",
-)
+_BOTH = ("moe cp ep2",)
 _NARROW = ("bf16 fsdp", "bf16 replicated", "fp16")
 
 

@@ -28,6 +28,8 @@ def chunk_numbers(rank: int, size: int) -> tuple[int, int]:
 
 def positions(tokens: int, rank: int, size: int) -> Tensor:
     """(tokens / size,) positions of a rank's tokens in sequences of ``tokens``."""
+    if size == 1:
+        return torch.arange(tokens, device="cpu")
     length = tokens // (2 * size)
     parts = [torch.arange(n * length, (n + 1) * length, device="cpu") for n in chunk_numbers(rank, size)]
     return torch.cat(parts)

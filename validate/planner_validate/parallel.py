@@ -72,16 +72,12 @@ def _split_tensors(stage: Stage, layout: Layout) -> None:
             module.partial_gradient = sequence
         if not isinstance(module, Experts):
             _replace(module, mesh, Replicate())
-    for module in stage.modules():
-        if isinstance(module, LatentAttention):
-            for norm in (module.q_norm, module.kv_norm):
-                if norm is not None:
-                    norm.partial_gradient = False
-        if isinstance(module, Attention):
-            # Every rank normalises the heads it has.
-            for norm in (module.q_norm, module.k_norm):
-                if norm is not None:
-                    norm.partial_gradient = True
+    for block in stage.layers.values():
+        # Inside a mixer tokens are whole: every rank normalises the heads it has, or the latents of all.
+        for name in ("q_norm", "k_norm", "kv_norm"):
+            norm = getattr(block.attention, name, None)
+            if norm is not None:
+                norm.partial_gradient = isinstance(block.attention, Attention)
 
 
 def _split_block(block: nn.Module, mesh: Any, stream: Any) -> None:
