@@ -165,8 +165,6 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.first, self.last = spec, first, last
-        self.token_offset = 0
-        """Position of this rank's first token (context parallelism)."""
         core = core or Core()
         self.rotary = Rotary(spec.mla.qk_rope if spec.mla else spec.head_dim) if spec.position == "rope" else None
         self.embedding = Embedding(spec) if first else None
@@ -204,7 +202,7 @@ class Stage(nn.Module):
     def _embedded(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
         x = embedding(tokens)
         if self.positions is not None:
-            index = torch.arange(self.token_offset, self.token_offset + tokens.shape[1], device=tokens.device)
+            index = torch.arange(tokens.shape[1], device=tokens.device)
             x = x + self.positions(index)
         return _after(x, self.embedding_norm)
 

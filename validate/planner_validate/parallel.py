@@ -26,7 +26,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from planner.specs.job import Precision
 from planner.specs.strategy import Strategy
 from planner_validate.experts import Experts, Mixture, Router
-from planner_validate.layers import MARKED, Attention, Norm
+from planner_validate.layers import MARKED, Attention, LatentAttention, Norm
 from planner_validate.layout import Layout
 from planner_validate.model import Block, Stage, mark_kept_products, named_parameters
 
@@ -72,18 +72,19 @@ def _split_tensors(stage: Stage, layout: Layout) -> None:
             module.partial_gradient = sequence
         if not isinstance(module, Experts):
             _replace(module, mesh, Replicate())
-    for module in stage.modules():
-        if isinstance(module, Attention):
-            # Every rank normalises the heads it has.
-            for norm in (module.q_norm, module.k_norm):
-                if norm is not None:
-                    norm.partial_gradient = True
+    for block in stage.layers.values():
+        # Inside a mixer tokens are whole: every rank normalises the heads it has, or the latents of all.
+        for name in ("q_norm", "k_norm", "kv_norm"):
+            norm = getattr(block.attention, name, None)
+            if norm is not None:
+                norm.partial_gradient = isinstance(block.attention, Attention)
 
 
 def _split_block(block: nn.Module, mesh: Any, stream: Any) -> None:
     gathered = partial(PrepareModuleInput, input_layouts=(stream,), desired_input_layouts=(Replicate(),))
     plan: dict[str, Any] = {"attention": gathered()}
-    plan |= {f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")}
+    columns = ("q_up", "kv_up") if isinstance(block.attention, LatentAttention) else ("q", "k", "v")
+    plan |= {f"attention.{name}": ColwiseParallel() for name in columns}
     plan["attention.out"] = RowwiseParallel(output_layouts=stream)
     mixture = isinstance(block.mlp, Mixture)
     if not mixture or block.mlp.shared is not None:
