@@ -83,8 +83,20 @@ class RecomputeKind:
     """The number of recomputed layers of a stage can be chosen (otherwise every layer is treated alike)."""
     to_host: bool = False
     """The dropped tensors wait in host memory and come back, instead of being computed again."""
+    whole_layer: bool = False
+    """What was dropped of a layer comes back at once (policies over operators), not module by module."""
     regathers: bool = False
     """The repeated forward work includes its tensor-parallel (and expert) communication."""
+
+    @property
+    def brings_all_back(self) -> bool:
+        """A running layer has all its saved tensors beside the input that was kept of it."""
+        return self.mode == "full"
+
+    @property
+    def brings_dropped_back(self) -> bool:
+        """A running layer has the dropped tensors beside the kept ones."""
+        return self.mode == "selective" and self.whole_layer
 
 
 NONE = RecomputeKind("none", "none")

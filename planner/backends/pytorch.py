@@ -73,7 +73,7 @@ class PyTorch(Fsdp):
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         """FSDP2's choices, where the matrix products that selective recomputation keeps are known by name."""
         return tuple(
-            replace(kind, keeps=0.0, kept=kept_products(model)) if kind.mode == "selective" else kind
+            replace(kind, keeps=0.0, kept=kept_products(model), whole_layer=True) if kind.mode == "selective" else kind
             for kind in super().recompute_kinds(model, job)
         )
 

@@ -21,7 +21,7 @@ CATEGORIES = (
     ("W", "weights", "blue", ("weights",)),
     ("G", "gradients", "cyan", ("gradients",)),
     ("O", "optimizer", "magenta", ("optimizer",)),
-    ("A", "activations", "green", ("activations",)),
+    ("A", "activations", "green", ("activations", "recomputed layer")),
     ("L", "logits and loss", "yellow", ("logits and loss", "final norm")),
     ("B", "buffers", "red", ("buffers", "backward of one layer", "optimizer temporaries")),
     ("V", "overhead", "white", ()),

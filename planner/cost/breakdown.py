@@ -148,13 +148,19 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
         leaf(name, value[0], "framework buffer")
         for name, value in step.standing(step.last_buffers if last else step.buffers).items()
     ]
+    again = step.recomputed_layer[0]
+    running = [
+        leaf(
+            "backward of one layer",
+            step.layer_transient[0] - again,
+            "activation gradients alive at once, and the layer's own buffers",
+        ),
+        leaf("recomputed layer", again, "saved tensors of one layer, back for its backward pass"),
+    ]
     if last:
+        loss = leaf("logits and loss", step.loss_transient[0], "bytes per logit x tokens x vocabulary / tp")
         logits = [
-            leaf(
-                "logits and loss",
-                max(step.loss_transient[0], step.layer_transient[0]),
-                "bytes per logit x tokens x vocabulary / tp, or a layer's backward",
-            ),
+            *([loss] if step.loss_transient[0] >= step.layer_transient[0] else running),
             leaf(
                 "final norm",
                 final_norm_bytes(step.work)[0],
@@ -163,13 +169,7 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
             leaf("prediction blocks", step.prediction_bytes[0], "one more layer's saved tensors and its joint input"),
         ]
     else:
-        logits = [
-            leaf(
-                "backward of one layer",
-                step.layer_transient[0],
-                "activation gradients alive at once, and the layer's own buffers",
-            )
-        ]
+        logits = running
     forward = _phase(
         step, "forward and backward", [*states, total("activations", activations), *logits, total("buffers", buffers)]
     )

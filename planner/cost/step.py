@@ -276,17 +276,29 @@ class Step:
 
     @cached_property
     def layer_transient(self) -> FloatArray:
-        """Backward of one layer with the buffers that it alone needs; a fully recomputed layer has all its tensors
-        alive once more."""
-        kinds = self.work.context.kinds
-        backward = self._stack([activations.layer_transient_bytes(self.work, kind) for kind in kinds])
-        full = np.array([choice.mode == "full" for choice in self.work.context.recompute_kinds])[
-            self.work.batch.recompute_kind
-        ]
-        again = np.where(full[:, None], self.activation_bytes, 0.0)
-        worst: FloatArray = (backward + again).max(axis=1)
+        """Backward of one layer with the buffers that it alone needs, and what recomputation brings back of it."""
         passing = (self.buffers[name] for name in sorted(self.work.context.backend.layer_buffers))
-        return worst + sum(passing, self.work.zeros())
+        backward, again = self._running_layer
+        return backward + again + sum(passing, self.work.zeros())
+
+    @property
+    def recomputed_layer(self) -> FloatArray:
+        """Of it, the saved tensors of one layer that recomputation brings back."""
+        return self._running_layer[1]
+
+    @cached_property
+    def _running_layer(self) -> tuple[FloatArray, FloatArray]:
+        """Gradients of activations and recomputed tensors of the layer that needs most of both."""
+        context = self.work.context
+        backward = self._stack([activations.layer_transient_bytes(self.work, kind) for kind in context.kinds])
+        chosen = self.work.batch.recompute_kind[:, None]
+        whole, dropped = (
+            np.array([getattr(choice, name) for choice in context.recompute_kinds])[chosen]
+            for name in ("brings_all_back", "brings_dropped_back")
+        )
+        again = np.where(whole, self.activation_bytes, np.where(dropped, self.recompute_saved_bytes, 0.0))
+        worst = (backward + again).argmax(axis=1)[:, None]
+        return np.take_along_axis(backward, worst, 1)[:, 0], np.take_along_axis(again, worst, 1)[:, 0]
 
     @cached_property
     def loss_transient(self) -> FloatArray:

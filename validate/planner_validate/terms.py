@@ -15,6 +15,7 @@ MEMORY_TERMS: Mapping[str, MemoryTerm | None] = {
     "gradients": "gradients",
     "optimizer": "optimizer",
     "activations": "activations",
+    "recomputed layer": "activations",
     "final norm": "activations",
     "prediction blocks": "activations",
     "logits and loss": "buffers",
