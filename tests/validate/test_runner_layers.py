@@ -14,7 +14,7 @@ from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 torch = pytest.importorskip("torch", reason="needs torch (the validate extra)")
 pytestmark = pytest.mark.torch
 
-from planner_validate.context import positions
+from planner_validate.context import positions  # noqa: E402
 from planner_validate.experts import dealt, routes  # noqa: E402
 from planner_validate.gradients import reference_gradients, shrink  # noqa: E402
 from planner_validate.layers import Core  # noqa: E402

@@ -225,7 +225,9 @@ def build(config: RunConfig, *, values: Callable[[nn.Module, int], None] | None 
     they are, for fake tensors)."""
     reason = unsupported(config)
     if reason is not None:
-        raise InputError(reason, where="strategy", hint="see `planner validate --help` for what the runner covers")
+        raise InputError(
+            reason, where="strategy", hint="`planner suggest --backend pytorch` proposes only what the runner has"
+        )
     layout, strategy = make_layout(config), config.strategy
     precision = strategy.precision
     device = torch.device(config.device, torch.cuda.current_device() if config.device == "cuda" else None)
