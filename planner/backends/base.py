@@ -76,6 +76,8 @@ class RecomputeKind:
     """Saved tensors that are no longer kept ("full" drops everything but the layer input)."""
     keeps: float = 0.0
     """Share of the dropped bytes that stays all the same (per-operator policies keep every second matmul output)."""
+    kept: tuple[tuple[Tensor, float], ...] = ()
+    """The same of single tensors, where it is known which part of each stays."""
     repeats: frozenset[Work] = frozenset()
     layer_count: bool = False
     """The number of recomputed layers of a stage can be chosen (otherwise every layer is treated alike)."""
@@ -142,6 +144,8 @@ class StateBytes:
     """Bytes that a full optimizer offload puts into host memory, buffers included."""
     step_temporary: FloatArray
     """Extra bytes alive only during the optimizer step."""
+    gathered: FloatArray | float = 0.0
+    """Of the weights' bytes, copies that are gathered from the shards and stay for the whole step."""
     narrow_copies: FloatArray | float = 0.0
     """Of the weights' bytes, cached copies in 8 or 4 bits, which embedding and head do not have."""
 
@@ -223,6 +227,9 @@ class Habits:
     """Bytes per logit alive at the peak of the loss."""
     activation_overhead: float
     """Saved activation bytes over the tensor-by-tensor count (eager stacks save more)."""
+    gathered_inputs: bool = False
+    """With sequence parallelism matrices keep their gathered input for the backward pass (DTensor), where Megatron-LM
+    keeps a rank's part and gathers it again."""
     loss_vocab_parallel: bool
     """Logits stay split over the tp ranks in the loss."""
     embedding_vocab_parallel: bool
@@ -342,6 +349,8 @@ class Backend(ABC):
     """What a configuration has to say for a habit to be as plans have it: field of ``Habits`` -> setting."""
     expert_degrees: ClassVar[bool]
     """ep and etp can exceed 1."""
+    layer_buffers: ClassVar[frozenset[str]] = frozenset()
+    """Of the buffers that ``buffer_bytes`` names, those alive only while a layer runs, not beside the loss."""
     zero_stages: ClassVar[tuple[int, ...]]
     sequence_parallel_choices: ClassVar[tuple[bool, ...]]
     """Values of sequence_parallel that tp > 1 allows."""

@@ -13,13 +13,35 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from planner.backends.base import NONE, BufferContext, OffloadChoice, RecomputeKind, StateBytes
-from planner.backends.fsdp import EAGER_LOSS_BYTES, FULL, GATHERED_BLOCKS, GRADIENT_BYTES, MASTER_BYTES, Fsdp
+from planner.backends.base import BufferContext, OffloadChoice, RecomputeKind, StateBytes, Tensor
+from planner.backends.fsdp import EAGER_LOSS_BYTES, GATHERED_BLOCKS, GRADIENT_BYTES, MASTER_BYTES, Fsdp
 from planner.backends.pytorch_rules import RULES
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Schedule
+
+
+def kept_products(model: ModelSpec) -> tuple[tuple[Tensor, float], ...]:
+    """Shares of the saved tensors that stay under selective recomputation: the layer's input, query and value (of
+    latent attention the query and the joint keys and values), and the first matrix of the MLP
+    (planner_validate/model.py)."""
+    if model.mla is not None:
+        mla, heads = model.mla, model.heads
+        query, value = heads * (mla.qk_nope + mla.qk_rope), heads * mla.v_head
+        attention = (query + heads * (mla.qk_nope + mla.v_head)) / (2 * query + value)
+    else:
+        query, value = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        before_norm = query + value if model.qk_norm != "none" else 0
+        attention = (query + value) / (query + 2 * value + before_norm)
+    matrices = 2 if model.gated_mlp else 1
+    return (
+        ("norm_input", 1.0 / model.norms_per_layer),
+        ("qkv", attention),
+        ("mlp_up", 1.0 / matrices),
+        ("expert_up", 1.0 / matrices),
+        ("shared_experts", 1.0 / (matrices + 1)),
+    )
 
 
 class PyTorch(Fsdp):
@@ -37,6 +59,7 @@ class PyTorch(Fsdp):
         pipelines_keep_weights=True,
         # Norms, rotary positions and gated products save what a fused kernel would (planner_validate/layers.py).
         activation_overhead=1.0,
+        gathered_inputs=True,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
         kernels_per_layer=120,
         tensor_parallel_kernels=60,
@@ -44,13 +67,14 @@ class PyTorch(Fsdp):
         expert_dispatch="all-to-all",
         padded_experts=True,
     )
+    layer_buffers = frozenset({"gathered blocks", "unsharded gradients"})
     zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
-        return (
-            NONE,
-            *(kind for kind in super().recompute_kinds(model, job) if kind is not NONE and kind != FULL),
-            FULL,
+        """FSDP2's choices, where the matrix products that selective recomputation keeps are known by name."""
+        return tuple(
+            replace(kind, keeps=0.0, kept=kept_products(model)) if kind.mode == "selective" else kind
+            for kind in super().recompute_kinds(model, job)
         )
 
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
@@ -74,11 +98,13 @@ class PyTorch(Fsdp):
         single = job.global_batch <= batch.micro_batch * batch.dp
         kept = (batch.pp > 1) & (batch.zero_stage >= 2)
         whole = np.where(batch.zero_stage == 0, MASTER_BYTES, held.weights)
+        staying = (batch.zero_stage == 2) | ((batch.pp > 1) & (batch.zero_stage == 3))
         # An offload moves no gradients that are not beside the weights: freed ones, and whole ones of a stage.
         moved = held.offloadable - np.where(kept | single, held.gradients, 0.0)
         return replace(
             held,
             weights=whole + np.where((batch.pp > 1) & (batch.zero_stage == 3), job.compute_bytes, 0.0),
+            gathered=np.where(staying, job.compute_bytes, 0.0),
             gradients=np.where(kept, MASTER_BYTES, np.where(single, 0.0, held.gradients)),
             offloadable=moved,
             step_temporary=np.where(single, held.gradients * (1.0 - batch.offload_optimizer), 0.0),

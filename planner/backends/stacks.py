@@ -21,6 +21,7 @@ from planner.backends.megatron import (
     unfused_loss_bytes,
 )
 from planner.backends.nanotron import Nanotron
+from planner.backends.pytorch import PyTorch
 from planner.backends.torchtitan import COMPILED_HABITS, EAGER_HABITS, Torchtitan
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
@@ -422,6 +423,7 @@ STACKS: dict[str, Backend] = {
         Transformers(),
         ZeroOffload(),
         Fsdp(),
+        PyTorch(),
         DeepSpeed(),
     )
 }
@@ -441,6 +443,7 @@ _FRAMEWORKS = (
     ("llm-foundry", "llm-foundry"),
     ("torchtitan", "torchtitan-eager"),
     ("automodel", "automodel"),
+    ("pytorch", "pytorch"),
     ("fsdp", "fsdp"),
     ("fms", "fms-fsdp"),
     ("maxtext", "xla-fsdp"),

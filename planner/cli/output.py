@@ -19,9 +19,9 @@ from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import Justify, stderr, stdout, table
 from planner.service import start_commands
 from planner.service.why import largest_loss
+from planner.service.words import recompute_text, strategy_text
 from planner.specs.cluster import Cluster
 from planner.specs.plan import OUTSIDE_EXPERIENCE, Assumption, Plan, PlanDocument
-from planner.specs.strategy import Recompute, Strategy
 from planner.units import duration, gib, memory_unit, percent
 
 
@@ -86,37 +86,6 @@ def _misfit(memory: str, document: PlanDocument) -> Text:
     if over > 0:
         return line.append(f", {gib(over)} too much")
     return line.append(f": host memory {gib(estimate.host_memory_bytes_per_node)} a node")
-
-
-def strategy_text(plan: Plan) -> str:
-    """The strategy in one line; degrees of 1 are left out."""
-    s = plan.strategy
-    degrees = [("TP", s.tp), ("CP", s.cp), ("PP", s.pp), ("VPP", s.vpp), ("EP", s.ep), ("ETP", s.etp), ("DP", s.dp)]
-    words = [f"{name} {value}" for name, value in degrees if value > 1 and not (name == "ETP" and s.ep == 1)]
-    if s.tp > 1 and s.sequence_parallel:
-        words.insert(1, "+ SP")
-    text = f"{plan.backend}: {', '.join(words) or 'one GPU'}".replace(", + SP", " + SP")
-    text += f", ZeRO {s.zero_stage}" + (f" over {s.shard_degree}" if s.shard_degree > 1 else "")
-    if s.secondary_shard_degree:
-        text += f" (second shard over {s.secondary_shard_degree})"
-    text += f", micro-batch {s.micro_batch} x {s.grad_accum}, recompute {recompute_text(s.recompute)}"
-    return text + (f", offload {offload_text(s)}" if s.offload.device != "none" else "")
-
-
-def recompute_text(recompute: Recompute) -> str:
-    """``none``, ``full``, ``full 3/stage`` or the modules of selective recomputation."""
-    if recompute.mode == "full" and recompute.layers_per_stage is not None:
-        return f"full {max(recompute.layers_per_stage)}/stage"
-    if recompute.mode == "selective" and recompute.modules:
-        return "+".join(recompute.modules)
-    return recompute.mode
-
-
-def offload_text(strategy: Strategy) -> str:
-    """What is offloaded where: ``50 % of the optimizer to cpu``."""
-    offload = strategy.offload
-    text = f"{percent(offload.optimizer)} of the optimizer to {offload.device}"
-    return text + (f" and the weights to {offload.parameters}" if offload.parameters != "none" else "")
 
 
 MEMORY = "GiB"

@@ -29,7 +29,7 @@ def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
     inputs = min(model.norms_per_layer, 2)
     tensors: dict[Tensor, FloatArray] = {
         "norm_input": size * model.hidden * model.norms_per_layer * work.sp_tokens,
-        "norm_output": fp8 * size * model.hidden * inputs * work.sp_tokens,
+        "norm_output": fp8 * size * model.hidden * inputs * work.input_tokens,
         **_mixer_bytes(work, kind, size, fp8),
         **_mlp_bytes(work, kind, size, fp8),
     }
@@ -129,6 +129,12 @@ def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Ten
     return {}
 
 
+def final_norm_bytes(work: Work) -> FloatArray:
+    """Input and output of the norm in front of the head."""
+    size = work.context.activation_bytes * work.context.model.hidden
+    return size * (work.sp_tokens + work.input_tokens)
+
+
 def layer_input_bytes(work: Work) -> FloatArray:
     """What full recomputation keeps of a layer: its input."""
     return work.context.activation_bytes * work.context.model.hidden * work.sp_tokens
@@ -141,8 +147,9 @@ def recompute_saved_bytes(work: Work, tensors: dict[Tensor, FloatArray], choice:
     if choice.mode == "full":
         everything = sum(tensors.values(), work.zeros())
         return np.maximum(everything - layer_input_bytes(work), 0.0)
-    dropped = sum((tensors[name] for name in sorted(choice.drops) if name in tensors), work.zeros())
-    return dropped * (1.0 - choice.keeps)
+    stays = dict(choice.kept)
+    dropped = (name for name in sorted(choice.drops) if name in tensors)
+    return sum(((1.0 - stays.get(name, choice.keeps)) * tensors[name] for name in dropped), work.zeros())
 
 
 def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from planner.cost.activations import final_norm_bytes
 from planner.cost.stage_model import StageResult
 from planner.cost.step import Step
 from planner.specs.batch import FloatArray, IntArray
@@ -145,7 +146,7 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
     last = rank == step.pp - 1
     buffers = [
         leaf(name, value[0], "framework buffer")
-        for name, value in (step.last_buffers if last else step.buffers).items()
+        for name, value in step.standing(step.last_buffers if last else step.buffers).items()
     ]
     if last:
         logits = [
@@ -156,13 +157,19 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
             ),
             leaf(
                 "final norm",
-                2.0 * step.work.context.activation_bytes * step.work.context.model.hidden * step.work.sp_tokens[0],
+                final_norm_bytes(step.work)[0],
                 "input and output",
             ),
             leaf("prediction blocks", step.prediction_bytes[0], "one more layer's saved tensors and its joint input"),
         ]
     else:
-        logits = [leaf("backward of one layer", step.layer_transient[0], "activation gradients alive at once")]
+        logits = [
+            leaf(
+                "backward of one layer",
+                step.layer_transient[0],
+                "activation gradients alive at once, and the layer's own buffers",
+            )
+        ]
     forward = _phase(
         step, "forward and backward", [*states, total("activations", activations), *logits, total("buffers", buffers)]
     )
@@ -188,7 +195,11 @@ def _state_leaves(step: Step, rank: int, layers: IntArray, offload: float) -> li
         gone = min(left, offload * values[part])
         values[part] -= gone
         left -= gone
-    return [leaf(name, value, _TEXT[name]) for name, value in values.items()]
+    copies = sum(count * float(step.gathered(weights)[0]) for count, weights in parts)
+    copies = min(copies, values["weights"])
+    values["weights"] -= copies
+    leaves = [leaf(name, value, _TEXT[name]) for name, value in values.items()]
+    return [*leaves, *([leaf("gathered weights", copies, _TEXT["weights"])] if copies else [])]
 
 
 def _activation_leaves(step: Step, rank: int, layers: IntArray, recomputed: IntArray) -> list[Breakdown]:

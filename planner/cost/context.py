@@ -176,6 +176,11 @@ class Work:
         """The same where sequence parallelism splits them over the tp ranks."""
         return np.where(self.batch.sequence_parallel, self.tokens / self.tp, self.tokens)
 
+    @property
+    def input_tokens(self) -> FloatArray:
+        """Tokens of the inputs that the matrices behind a norm keep for their backward pass."""
+        return self.tokens if self.context.backend.habits.gathered_inputs else self.sp_tokens
+
     @cached_property
     def tensor_overlap(self) -> FloatArray:
         """Share of tensor-parallel traffic hidden behind matrix multiplications."""

@@ -169,6 +169,11 @@ class Step:
             held = held - self.dense_state.narrow_copies * weights.tables
         return held
 
+    def gathered(self, weights: Weights) -> FloatArray:
+        """Of the bytes held as weights, copies gathered from the shards."""
+        trained = weights.trained
+        return np.asarray(self.dense_state.gathered * trained.dense + self.expert_state.gathered * trained.expert)
+
     @cached_property
     def frozen_bytes(self) -> FloatArray:
         return self.work.context.backend.frozen_bytes(
@@ -242,6 +247,11 @@ class Step:
             "matrix library workspaces": workspace_bytes(self.work),
         }
 
+    def standing(self, buffers: dict[str, FloatArray]) -> dict[str, FloatArray]:
+        """Those of ``buffers`` that are there all step."""
+        passing = self.work.context.backend.layer_buffers
+        return {name: size for name, size in buffers.items() if name not in passing}
+
     @cached_property
     def tensors(self) -> tuple[dict[Tensor, FloatArray], ...]:
         return tuple(activations.saved_bytes(self.work, kind) for kind in self.work.context.kinds)
@@ -266,7 +276,8 @@ class Step:
 
     @cached_property
     def layer_transient(self) -> FloatArray:
-        """Backward of one layer; a fully recomputed layer has all its tensors alive once more."""
+        """Backward of one layer with the buffers that it alone needs; a fully recomputed layer has all its tensors
+        alive once more."""
         kinds = self.work.context.kinds
         backward = self._stack([activations.layer_transient_bytes(self.work, kind) for kind in kinds])
         full = np.array([choice.mode == "full" for choice in self.work.context.recompute_kinds])[
@@ -274,7 +285,8 @@ class Step:
         ]
         again = np.where(full[:, None], self.activation_bytes, 0.0)
         worst: FloatArray = (backward + again).max(axis=1)
-        return worst
+        passing = (self.buffers[name] for name in sorted(self.work.context.backend.layer_buffers))
+        return worst + sum(passing, self.work.zeros())
 
     @cached_property
     def loss_transient(self) -> FloatArray:
@@ -394,7 +406,8 @@ class Step:
         state = [self.resident(w) for w in parts]
         offloadable = [self.held(w, "offloadable") for w in parts]
         host = [self.held(w, "host") for w in parts]
-        final_norm = 2.0 * activations.layer_input_bytes(self.work)
+        final_norm = activations.final_norm_bytes(self.work)
+        standing = sum(self.standing(self.buffers).values(), self.work.zeros())
         return {
             "layer_state_bytes": self._stack(state[:-2]),
             "layer_offloadable_bytes": self._stack(offloadable[:-2]),
@@ -406,12 +419,12 @@ class Step:
             "recompute_saved_bytes": self.recompute_saved_bytes,
             "first_activation_bytes": self.first_activation_bytes,
             "in_flight": pipeline.in_flight(self.work, self.pp),
-            "fixed_bytes": sum(self.buffers.values(), self.work.zeros()) + self.layer_transient,
+            "fixed_bytes": standing + self.layer_transient,
             "last_fixed_bytes": np.maximum(self.loss_transient - self.layer_transient, 0.0)
             + final_norm
             + self.prediction_bytes
-            + sum(self.last_buffers.values(), self.work.zeros())
-            - sum(self.buffers.values(), self.work.zeros()),
+            + sum(self.standing(self.last_buffers).values(), self.work.zeros())
+            - standing,
             "step_temporary_layer_bytes": self._stack([self.held(w, "step_temporary") for w in self.weights]),
             "layer_host_bytes": self._stack(host[:-2]),
             "first_host_bytes": host[-2],

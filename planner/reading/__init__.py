@@ -17,6 +17,7 @@ from planner.reading.huggingface.recipes import RecipeReader
 from planner.reading.megatron.bridge import MegatronBridgeOverrides
 from planner.reading.megatron.reader import MegatronArguments, MegatronDump
 from planner.reading.nanotron.reader import NanotronReader
+from planner.reading.pytorch import RunConfigReader
 from planner.reading.texts.lenient_json import parse_lenient
 from planner.reading.texts.yaml_lines import load_yaml
 from planner.reading.torchtitan.reader import TorchtitanReader
@@ -24,6 +25,7 @@ from planner.reading.torchtitan.reader import TorchtitanReader
 __all__ = ["READERS", "Configuration", "Files", "Reader", "StatedStrategy", "read_configuration"]
 
 READERS: tuple[Reader, ...] = (
+    RunConfigReader(),
     FsdpModuleReader(),
     TorchtitanReader(),
     NanotronReader(),

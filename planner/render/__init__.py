@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from planner.backends import get_backend
 from planner.errors import InputError
-from planner.render import accelerate, bridge, deepspeed, fsdp, megatron, nanotron, torchtitan
+from planner.render import accelerate, bridge, deepspeed, fsdp, megatron, nanotron, pytorch, torchtitan
 from planner.render.bundle import Bundle
 from planner.render.files import write_files
 from planner.render.launch import (
@@ -47,6 +47,7 @@ _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "accelerate-deepspeed": accelerate.build_deepspeed,
     "torchtitan": torchtitan.build,
     "nanotron": nanotron.build,
+    "pytorch": pytorch.build,
 }
 
 RENDERED_BACKENDS = tuple(_BUILDERS)

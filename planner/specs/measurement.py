@@ -76,6 +76,8 @@ class MeasuredHardware(Words):
     gpu: str | None = None
     gpus: Ranks | None = None
     gpus_per_node: Ranks | None = None
+    host_cores_per_node: Ranks | None = None
+    """Processor cores of a node, which matter to ranks that compute on them."""
     intra: str | None = None
     inter: str | None = None
 

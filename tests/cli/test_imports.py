@@ -27,7 +27,7 @@ def test_import_is_light() -> None:
     "arguments",
     [
         ["--help"],
-        *([name, "--help"] for name in ("suggest", "estimate", "accuracy", "calibrate", "cluster")),
+        *([name, "--help"] for name in ("suggest", "estimate", "accuracy", "calibrate", "cluster", "validate")),
         ["cluster", "from-topo", "--help"],
         ["--version"],
     ],

@@ -19,7 +19,6 @@ from planner_validate.experts import dealt, routes  # noqa: E402
 from planner_validate.gradients import reference_gradients, shrink  # noqa: E402
 from planner_validate.layers import Core  # noqa: E402
 from planner_validate.model import Stage, initialise  # noqa: E402
-
 from tests.validate.launch import torchrun  # noqa: E402
 from tests.validate.runner_cases import CASES, DENSE, LATENT, MIXTURE, ODD, configuration  # noqa: E402
 

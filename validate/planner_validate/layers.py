@@ -6,6 +6,7 @@ heads, d head width, f inner width of the MLP."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,21 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
     "relu2": (lambda x: functional.relu(x).square_(), lambda grad, x: 2 * grad * functional.relu(x)),
 }
 """Activation and its derivative times an incoming gradient, both from the activation's input."""
+
+
+class _Marked(threading.local):
+    """Whether the matrix product that runs now is one that selective recomputation keeps."""
+
+    now = False
+
+
+MARKED = _Marked()
+
+
+def mark(matrix: nn.Module) -> None:
+    """Keep the products of a matrix under selective recomputation."""
+    matrix.register_forward_pre_hook(lambda *_: setattr(MARKED, "now", True))
+    matrix.register_forward_hook(lambda *_: setattr(MARKED, "now", False))
 
 
 def whole(parameter: Tensor | None, *, partial_gradient: bool) -> Tensor | None:

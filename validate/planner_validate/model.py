@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.specs.model import Mixer, Mlp, ModelSpec
 from planner_validate.experts import Experts, Mixture
-from planner_validate.layers import Attention, Core, LatentAttention, Norm, Rotary
+from planner_validate.layers import Attention, Core, LatentAttention, Norm, Rotary, mark
 from planner_validate.layers import Mlp as DenseMlp
 
 INITIAL_SPREAD = 0.02
@@ -86,6 +86,22 @@ class Block(nn.Module):
         if self.mlp_norm is None:
             raise ValueError("a sequential block needs a norm in front of its MLP")
         return x + _after(self.mlp(self.mlp_norm(x)), self.mlp_post_norm)
+
+
+def mark_kept_products(block: Block) -> None:
+    """About every second matrix product: query and value (of latent attention query and joint keys and values) and the
+    first matrix of the MLP; the backend ``pytorch`` counts the same ones."""
+    for module in block.modules():
+        if isinstance(module, LatentAttention):
+            mark(module.q_up)
+            mark(module.kv_up)
+        elif isinstance(module, Attention):
+            mark(module.q)
+            mark(module.v)
+        elif isinstance(module, DenseMlp):
+            mark(module.up if module.gate is None else module.gate)
+        elif isinstance(module, Experts):
+            module.keeps_first = True
 
 
 def _after(x: Tensor, norm: Norm | None) -> Tensor:

@@ -218,11 +218,16 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def build(config: RunConfig, *, values: Callable[[nn.Module, int], None] | None = initialise) -> Trainer:
+def build(
+    config: RunConfig,
+    *,
+    values: Callable[[nn.Module, int], None] | None = initialise,
+    allocating: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Trainer:
     """What this rank of the configuration owns; its process group must exist.
 
-    Modules are made without memory, cut, then allocated on the device and filled by ``values`` (None leaves them as
-    they are, for fake tensors)."""
+    Modules are made without memory, cut, then allocated on the device inside ``allocating()`` (a mode of fake tensors
+    where they shall take none) and filled by ``values`` (None leaves them as they are)."""
     reason = unsupported(config)
     if reason is not None:
         raise InputError(
@@ -251,7 +256,8 @@ def build(config: RunConfig, *, values: Callable[[nn.Module, int], None] | None 
             stage.rotary.positions = positions(strategy.seq_len, layout.coordinates["cp"], strategy.cp)
         counts = strategy.recompute.layers_per_stage
         parallelize(stage, layout, precision, None if counts is None else counts[index])
-        stage.to_empty(device=torch.device("cpu") if strategy.offload.parameters == "cpu" else device)
+        with allocating():
+            stage.to_empty(device=torch.device("cpu") if strategy.offload.parameters == "cpu" else device)
         if values is not None:
             values(stage, config.seed)
         stages[index] = stage

@@ -21,8 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from planner.specs.base import Spec
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig
 from planner_validate.gradients import check_gradients
+from planner_validate.keeper import die_with_parent
 from planner_validate.observe import Observer, collective_seconds, summed
 from planner_validate.training import Trainer, build
 
@@ -46,9 +48,13 @@ class Post:
         self.now = text
         self._write("phase", text + "\n")
 
-    def result(self, result: RankResult) -> None:
+    def result(self, result: Spec) -> None:
         """Leave what was measured."""
         self._write("json", result.model_dump_json())
+
+    def partial(self, result: RankResult) -> None:
+        """Leave what was measured until now, for a run that does not reach its end."""
+        self._write("partial", result.model_dump_json())
 
     def failure(self, failure: RankFailure) -> None:
         """Leave why it ended."""
@@ -69,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # The profiler of the last step otherwise announces itself on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # Whatever happens to the launcher, no rank stays behind.
+    die_with_parent()
     # Nothing here changes a module's output in place, which is all that this warning is about.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     rank = int(os.environ.get("RANK", "0"))
@@ -163,18 +171,18 @@ def _measured(config: RunConfig, rank: int, post: Post) -> RankResult:
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    warmup, steps = [], []
+    result = _described(config, rank, trainer).model_copy(update={"gradients": checked})
+    post.partial(result)
     for index in range(config.warmup_steps):
         post.phase(f"warm-up step {index + 1}")
-        warmup.append(trainer.step(index))
+        result = result.model_copy(update={"warmup": (*result.warmup, trainer.step(index))})
+        post.partial(result)
     for index in range(config.measured_steps):
         post.phase(f"step {index + 1}")
-        steps.append(trainer.step(config.warmup_steps + index))
-    result = _described(config, rank, trainer).model_copy(
+        result = result.model_copy(update={"steps": (*result.steps, trainer.step(config.warmup_steps + index))})
+        post.partial(result)
+    result = result.model_copy(
         update={
-            "warmup": tuple(warmup),
-            "steps": tuple(steps),
-            "gradients": checked,
             "peak_allocated_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
             "peak_reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
         }

@@ -200,7 +200,11 @@ def _row(
     def one(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.array([value], dtype=np.int64)
 
-    layout = context.backend.default_layout(context.model, degrees.pp, vpp) or _between_ends(context, degrees.pp * vpp)
+    layout = (
+        _stated_layout(run, context, degrees.pp * vpp)
+        or context.backend.default_layout(context.model, degrees.pp, vpp)
+        or _between_ends(context, degrees.pp * vpp)
+    )
     if layout is None:
         raise Skip("layers cannot be split over the stages")
     # Where nothing is said: as much as the framework is built for, ZeRO-1 for Megatron, all of it for FSDP.
@@ -249,6 +253,13 @@ def _shard_degree(run: MeasuredConfiguration, context: CostContext, degrees: _De
     node = max(context.cluster.gpus_per_node // degrees.tp, 1)
     hybrid = strategy.startswith(("hsdp", "hybrid"))
     return node if hybrid and replicas % node == 0 else replicas
+
+
+def _stated_layout(run: MeasuredConfiguration, context: CostContext, stages: int) -> tuple[int, ...] | None:
+    """Layers of each chunk where the record lists them all."""
+    stated = run.extra.get("layers_per_stage")
+    layers = tuple(degree(value) or 0 for value in stated) if isinstance(stated, list) else ()
+    return layers if len(layers) == stages and sum(layers) == context.model.layers else None
 
 
 def _between_ends(context: CostContext, stages: int) -> tuple[int, ...] | None:

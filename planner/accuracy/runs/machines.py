@@ -60,7 +60,7 @@ def cluster_of(hardware: MeasuredHardware) -> Cluster:
         ring_step_s=system.ring_step_s if measured else None,
         memory_bytes_per_gpu=accelerator.memory.allocatable_bytes,
         host_memory_bytes_per_node=system.host_memory_bytes_per_node,
-        host_cores_per_node=system.host_cores_per_node,
+        host_cores_per_node=hardware.host_cores_per_node or system.host_cores_per_node,
     )
 
 

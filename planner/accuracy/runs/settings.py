@@ -116,7 +116,8 @@ def _recomputations(run: MeasuredConfiguration, model: ModelSpec, stack: Backend
     if words.startswith("none"):
         return (none,)
     if words.startswith("full"):
-        return (Recomputation(megatron.FULL, _covered(words, model, run)),)
+        kind = offered.get("full", megatron.FULL) if stack.name == "pytorch" else megatron.FULL
+        return (Recomputation(kind, _covered(words, model, run)),)
     if words.startswith("modules:"):
         names = [name.strip() for name in words.removeprefix("modules:").split(",")]
         if names == ["solver-chosen"] and selective is not None:

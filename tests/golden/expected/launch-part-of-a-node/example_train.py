@@ -168,9 +168,8 @@ def train(options: argparse.Namespace) -> list[float]:
         if mesh is None or dist.get_rank() == 0:
             seconds = time.perf_counter() - started
             peak = torch.cuda.max_memory_reserved() / 2**30 if device == "cuda" else 0.0
-            print(f"step {step + 1}  loss {losses[-1]}  {seconds:.2f} s  peak {peak:.1f} GiB", flush=True)
+            print(f"step {step + 1}  loss {losses[-1]}  {seconds:.4f} s  peak {peak:.2f} GiB", flush=True)
     return losses
-
 
 def one_micro_batch(model, mesh, tokens, labels, positions, parts):  # type: ignore[no-untyped-def]
     """Forward and backward of one micro-batch; returns its share of the step's loss."""

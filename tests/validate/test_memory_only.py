@@ -1,0 +1,130 @@
+"""Memory of ranks without devices: the estimate of a large plan term by term, and the same figures as a real run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.errors import InputError
+from planner.service import ClusterInput, JobInput, StrategyInput, estimate
+from planner.specs.plan import PlanDocument
+from planner.specs.strategy import Strategy
+from planner_validate import memory_only
+from planner_validate.memory_only import enough_micro_batches, observed_ranks
+from planner_validate.options import Options
+
+pytest.importorskip("torch", reason="ranks are traced with torch's fake tensors")
+pytestmark = pytest.mark.torch
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
+}
+SMALL = LLAMA | {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 2048,
+}
+"""Five million parameters."""
+WIDE = LLAMA | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+"""Llama-3-70B with a tenth of its layers."""
+
+
+def plan(folder: Path, config: dict[str, object], gpus: int, strategy: StrategyInput, **job: object) -> PlanDocument:
+    """A plan of the runner for GPUs or, with ``gpu``, for processors."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    gpu = str(job.pop("gpu", "h100"))
+    given = {"seq_len": 8192, "global_batch": 4 * gpus} | job
+    return estimate(str(path), ClusterInput(gpu=gpu, gpus=gpus), JobInput(**given), strategy, backend="pytorch")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks"),
+    [
+        ({"dp": 8}, (0,)),
+        ({"tp": 4, "pp": 2, "dp": 2}, (0, 8)),
+        ({"tp": 4, "pp": 4, "dp": 8}, (0, 64, 96)),
+    ],
+)
+def test_ranks_of_the_ends_and_the_middle(fields: dict[str, int], ranks: tuple[int, ...]) -> None:
+    """Rank 0 of the first, a middle and the last stage, each once."""
+    assert observed_ranks(Strategy(global_batch=1, seq_len=1, **fields)) == ranks  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"grad_accum": 1}, 1),
+        ({"grad_accum": 64}, 2),
+        ({"pp": 4, "pipeline_schedule": "1f1b", "grad_accum": 64}, 5),
+        ({"pp": 4, "pipeline_schedule": "1f1b", "grad_accum": 4}, 4),
+        ({"pp": 4, "vpp": 2, "pipeline_schedule": "interleaved", "grad_accum": 64}, 8),
+        ({"pp": 4, "pipeline_schedule": "gpipe", "grad_accum": 64}, 64),
+    ],
+)
+def test_micro_batches_until_the_peak(fields: dict[str, object], count: int) -> None:
+    """The schedule is full once and gradients are there; a schedule that keeps everything is traced whole."""
+    assert enough_micro_batches(Strategy(global_batch=64, seq_len=1, **fields)) == count  # type: ignore[arg-type]
+
+
+def test_a_large_plan_term_by_term(tmp_path: Path) -> None:
+    """128 GPUs, tensor, pipeline and sharded data parallelism: every term of every traced stage within 5 %."""
+    document = plan(tmp_path, WIDE, 128, StrategyInput(tp=4, pp=4, zero_stage=3))
+    told: list[str] = []
+    made = memory_only.run(document, Options(), told.append)
+    assert made.failures == ()
+    assert made.verdict == "within"
+    assert made.mode == "memory-only"
+    assert made.peak_memory is not None
+    assert made.peak_memory.error == pytest.approx(0.0, abs=0.05)
+    assert [rank.rank for rank in made.ranks] == [0, 64, 96]
+    assert len(made.memory_terms) == 3 * 5
+    off = {term.name: term.error for term in made.memory_terms if abs(term.error or 0.0) > 0.05}
+    assert off == {}
+    for rank in made.ranks:
+        assert sum(rank.memory.values()) == rank.peak_allocated_bytes
+    assert any("nothing was allocated" in note for note in made.notes)
+    assert any("5 of 16 micro-batches" in note for note in made.notes)
+    assert "observed step" in told
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        StrategyInput(zero_stage=3, recompute="full"),
+        StrategyInput(zero_stage=2),
+        StrategyInput(pp=2, vpp=2, zero_stage=2, schedule="interleaved"),
+    ],
+    ids=["sharded-recomputed", "kept-weights", "interleaved"],
+)
+def test_other_plans_have_the_estimated_peak(strategy: StrategyInput, tmp_path: Path) -> None:
+    """The peak of the fullest traced rank is within 5 % of the estimate."""
+    made = memory_only.run(plan(tmp_path, WIDE, 16, strategy), Options(), None)
+    assert made.failures == ()
+    assert made.peak_memory is not None
+    assert made.peak_memory.error == pytest.approx(0.0, abs=0.05)
+
+
+def test_what_cannot_be_traced(tmp_path: Path) -> None:
+    """Context parallelism needs a GPU's kernels: the answer names the other ways."""
+    document = plan(tmp_path, WIDE, 8, StrategyInput(cp=2, zero_stage=3))
+    with pytest.raises(InputError, match="cannot be traced") as caught:
+        memory_only.run(document, Options(), None)
+    assert "--proxy" in str(caught.value.hint)
