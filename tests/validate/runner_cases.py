@@ -49,9 +49,9 @@ LATENT = DENSE.model_copy(
 
 def strategy(**degrees: Any) -> Strategy:
     """A strategy on the tests' global batch; one micro-batch a row unless told otherwise."""
-    fields = {"layers_per_stage": (4,), "micro_batch": 1, "precision": "fp32", **degrees}
+    fields = {"layers_per_stage": (4,), "micro_batch": 1, "precision": "fp32", "seq_len": TOKENS, **degrees}
     rows = SEQUENCES // fields.get("dp", 1)
-    return Strategy(**fields, grad_accum=rows // fields["micro_batch"], global_batch=SEQUENCES, seq_len=TOKENS)
+    return Strategy(**fields, grad_accum=rows // fields["micro_batch"], global_batch=SEQUENCES)
 
 
 def pipeline(schedule: Schedule, **more: Any) -> Strategy:

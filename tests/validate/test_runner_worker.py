@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.specs.strategy import Offload
 from planner.specs.validation import RankFailure, RankResult
 from tests.validate.launch import torchrun
 from tests.validate.runner_cases import CASES, DENSE, configuration, strategy
@@ -47,13 +48,17 @@ def test_results_of_a_run(tmp_path: Path) -> None:
 
 
 def test_another_number_of_processes(tmp_path: Path) -> None:
-    """A plan for four processes started on two says so and measures nothing."""
-    start(tmp_path, "fsdp", 2)
-    failure = RankFailure.model_validate_json((tmp_path / "results" / "rank-0.failure.json").read_text("utf-8"))
-    assert (failure.rank, failure.kind, failure.phase) == (0, "mismatch", "start")
-    assert "4 processes" in failure.message
-    assert "2 were started" in failure.message
-    assert not (tmp_path / "results" / "rank-0.json").exists()
+    """A plan for four processes started on two says so and measures nothing; the launcher may end a rank before it can
+    speak."""
+    output = start(tmp_path, "fsdp", 2)
+    results = tmp_path / "results"
+    found = [RankFailure.model_validate_json(path.read_text("utf-8")) for path in results.glob("*.failure.json")]
+    assert found, output[-3000:]
+    for failure in found:
+        assert (failure.kind, failure.phase) == ("mismatch", "start")
+        assert "4 processes" in failure.message
+        assert "2 were started" in failure.message
+    assert not list(results.glob("rank-?.json"))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +125,8 @@ def test_a_failure_without_room_for_its_file(tmp_path: Path, capsys: pytest.Capt
             {"pp": 2, "dp": 2, "vpp": 2, "layers_per_stage": (1, 1, 1, 1), "pipeline_schedule": "1f1b"},
             "pipeline_schedule(1f1b) with vpp(2)",
         ),
+        ({"cp": 2, "dp": 2, "seq_len": 34}, "seq_len(34) over 2 * cp(2)"),
+        ({"offload": Offload(parameters="cpu")}, "offload of only a part"),
         ({"vpp": 2}, "virtual stages without a pipeline"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planner.specs.strategy import Strategy
+from planner.specs.strategy import Offload, Strategy
 from planner.specs.validation import GroupKind, RunConfig
 from planner_validate.model import unsupported as unsupported_model
 
@@ -34,7 +34,9 @@ def unsupported(config: RunConfig) -> str | None:
         ),
         "an embedding tied to the head over several pipeline stages": strategy.pp > 1 and model.tied,
         **_context_parallel(config),
-        "offload on a CPU: there is no accelerator to copy from": strategy.offload != type(strategy.offload)() and cpu,
+        "offload on a CPU: there is no accelerator to copy from": strategy.offload != Offload() and cpu,
+        "offload of only a part, or of weights that are not sharded": strategy.offload != Offload()
+        and (strategy.offload != Offload(optimizer=1.0, parameters="cpu", device="cpu") or strategy.shard_degree == 1),
         f"precision {config.strategy.precision}": strategy.precision in ("fp8", "nvfp4"),
         "low-rank adapters": job.task == "lora",
         f"loss {job.loss}": job.loss not in ("auto", "eager"),

@@ -230,7 +230,9 @@ def build(
     where they shall take none) and filled by ``values`` (None leaves them as they are)."""
     reason = unsupported(config)
     if reason is not None:
-        raise InputError(reason, where="strategy", hint="see `planner validate --help` for what the runner covers")
+        raise InputError(
+            reason, where="strategy", hint="`planner suggest --backend pytorch` proposes only what the runner has"
+        )
     layout, strategy = make_layout(config), config.strategy
     precision = strategy.precision
     device = torch.device(config.device, torch.cuda.current_device() if config.device == "cuda" else None)

@@ -73,6 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args(arguments)
+    # The profiler of the last step otherwise announces itself on standard error.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # Whatever happens to the launcher, no rank stays behind.
     die_with_parent()
     # Nothing here changes a module's output in place, which is all that this warning is about.
