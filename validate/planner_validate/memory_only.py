@@ -114,8 +114,8 @@ def other_stages(found: Prepared, results: Sequence[RankResult]) -> tuple[Compar
 def notes(strategy: Strategy, shown: Strategy, ranks: tuple[int, ...]) -> tuple[str, ...]:
     """What was traced and what that leaves out."""
     found = [
-        f"nothing was allocated: rank {', '.join(map(str, ranks))} of {strategy.gpus}, each with its own tensors' sizes "
-        "under fake tensors; fragmentation, the device's context and libraries' own buffers are not seen",
+        f"nothing was allocated: rank {', '.join(map(str, ranks))} of {strategy.gpus}, with the sizes of its own tensors; "
+        "fragmentation, the device's context and libraries' own buffers are not seen",
     ]
     if shown.grad_accum < strategy.grad_accum:
         found.append(

@@ -171,7 +171,7 @@ def _measured(config: RunConfig, rank: int, post: Post) -> RankResult:
     for index in range(config.measured_steps):
         post.phase(f"step {index + 1}")
         steps.append(trainer.step(config.warmup_steps + index))
-    result = _described(config, rank, trainer).model_copy(
+    result = describe(config, rank, trainer).model_copy(
         update={
             "warmup": tuple(warmup),
             "steps": tuple(steps),
@@ -205,7 +205,7 @@ def _observed(result: RankResult, trainer: Trainer, index: int) -> RankResult:
     )
 
 
-def _described(config: RunConfig, rank: int, trainer: Trainer) -> RankResult:
+def describe(config: RunConfig, rank: int, trainer: Trainer) -> RankResult:
     """Who this rank is and what it holds."""
     local = (p.to_local() if hasattr(p, "to_local") else p for _, p in trainer.named_parameters())
     versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
