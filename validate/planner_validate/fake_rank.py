@@ -62,7 +62,7 @@ def measured(config: RunConfig, rank: int, post: Post) -> RankResult:
         trainer = build(config, values=None, allocating=lambda: mode)
         # Scaled or not, gradients take the same memory; whether they overflowed is a value.
         trainer.scale = LossScale(active=False)
-        _skip_vote(trainer.schedule)
+        skip_vote(trainer.schedule)
         with mode:
             _make_states(trainer)
             post.phase("observed step")
@@ -125,7 +125,7 @@ def _elements(parameter: torch.nn.Parameter) -> int:
     return int((parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel())
 
 
-def _skip_vote(schedule: Any) -> None:
+def skip_vote(schedule: Any) -> None:
     """Pipeline ranks vote on whether all know their shapes, and read the result; here all do and nobody answers."""
     if schedule is None:
         return

@@ -171,7 +171,7 @@ def _measured(config: RunConfig, rank: int, post: Post) -> RankResult:
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    result = _described(config, rank, trainer).model_copy(update={"gradients": checked})
+    result = describe(config, rank, trainer).model_copy(update={"gradients": checked})
     post.partial(result)
     for index in range(config.warmup_steps):
         post.phase(f"warm-up step {index + 1}")
@@ -212,7 +212,7 @@ def _observed(result: RankResult, trainer: Trainer, index: int) -> RankResult:
     )
 
 
-def _described(config: RunConfig, rank: int, trainer: Trainer) -> RankResult:
+def describe(config: RunConfig, rank: int, trainer: Trainer) -> RankResult:
     """Who this rank is and what it holds."""
     local = (p.to_local() if hasattr(p, "to_local") else p for _, p in trainer.named_parameters())
     versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
