@@ -5,6 +5,7 @@ PlannerError
 |-- InputError          2  a name, number, file or flag cannot be used as given
 |-- InfeasibleError     3  the question is valid and no plan fits it
 |-- TimeLimitError      4  the time limit ended the search before a plan was found
+|-- MeasurementError    5  a measurement on this machine was started and failed
 `-- MissingExtraError   6  an optional dependency or a device is not there
 
 An error says where, what was given, what is allowed, and ends in a hint that works when followed.
@@ -88,6 +89,13 @@ class TimeLimitError(PlannerError):
 
     code = "time-limit"
     exit_code = 4
+
+
+class MeasurementError(PlannerError):
+    """A measurement on this machine was started and failed."""
+
+    code = "measurement-failed"
+    exit_code = 5
 
 
 class MissingExtraError(PlannerError):

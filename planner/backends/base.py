@@ -76,6 +76,8 @@ class RecomputeKind:
     """Saved tensors that are no longer kept ("full" drops everything but the layer input)."""
     keeps: float = 0.0
     """Share of the dropped bytes that stays all the same (per-operator policies keep every second matmul output)."""
+    kept: tuple[tuple[Tensor, float], ...] = ()
+    """The same of single tensors, where it is known which part of each stays."""
     repeats: frozenset[Work] = frozenset()
     layer_count: bool = False
     """The number of recomputed layers of a stage can be chosen (otherwise every layer is treated alike)."""

@@ -13,13 +13,35 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from planner.backends.base import NONE, BufferContext, OffloadChoice, RecomputeKind, StateBytes
-from planner.backends.fsdp import EAGER_LOSS_BYTES, FULL, GATHERED_BLOCKS, GRADIENT_BYTES, MASTER_BYTES, Fsdp
+from planner.backends.base import BufferContext, OffloadChoice, RecomputeKind, StateBytes, Tensor
+from planner.backends.fsdp import EAGER_LOSS_BYTES, GATHERED_BLOCKS, GRADIENT_BYTES, MASTER_BYTES, Fsdp
 from planner.backends.pytorch_rules import RULES
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Schedule
+
+
+def kept_products(model: ModelSpec) -> tuple[tuple[Tensor, float], ...]:
+    """Shares of the saved tensors that stay under selective recomputation: the layer's input, query and value (of
+    latent attention the query and the joint keys and values), and the first matrix of the MLP
+    (planner_validate/model.py)."""
+    if model.mla is not None:
+        mla, heads = model.mla, model.heads
+        query, value = heads * (mla.qk_nope + mla.qk_rope), heads * mla.v_head
+        attention = (query + heads * (mla.qk_nope + mla.v_head)) / (2 * query + value)
+    else:
+        query, value = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        before_norm = query + value if model.qk_norm != "none" else 0
+        attention = (query + value) / (query + 2 * value + before_norm)
+    matrices = 2 if model.gated_mlp else 1
+    return (
+        ("norm_input", 1.0 / model.norms_per_layer),
+        ("qkv", attention),
+        ("mlp_up", 1.0 / matrices),
+        ("expert_up", 1.0 / matrices),
+        ("shared_experts", 1.0 / (matrices + 1)),
+    )
 
 
 class PyTorch(Fsdp):
@@ -49,10 +71,10 @@ class PyTorch(Fsdp):
     zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
-        return (
-            NONE,
-            *(kind for kind in super().recompute_kinds(model, job) if kind is not NONE and kind != FULL),
-            FULL,
+        """FSDP2's choices, where the matrix products that selective recomputation keeps are known by name."""
+        return tuple(
+            replace(kind, keeps=0.0, kept=kept_products(model)) if kind.mode == "selective" else kind
+            for kind in super().recompute_kinds(model, job)
         )
 
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:

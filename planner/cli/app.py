@@ -305,10 +305,36 @@ def accuracy(
 
 @app.command()
 def calibrate(
+    context: typer.Context,
     records: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option("--from-records", help="Record file of your own runs, one GPU and framework; repeatable."),
-    ],
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--on-this-machine", help="Measure this machine; needs torch.", rich_help_panel=o.MEASURED)
+    ] = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Accelerator; default: the GPUs here, else cpu.", rich_help_panel=o.MEASURED),
+    ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc",
+            help="Processes that measure at the same time; default: one a GPU, or one a core.",
+            rich_help_panel=o.MEASURED,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Measure its matrix shapes, too.", rich_help_panel=o.MEASURED)
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", help="Tokens of a sequence.", rich_help_panel=o.MEASURED)
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="bf16, fp16 or fp32.", rich_help_panel=o.MEASURED)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes.", rich_help_panel=o.MEASURED)] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the profile to this YAML file.", rich_help_panel=o.OUTPUT)
     ] = None,
@@ -316,13 +342,23 @@ def calibrate(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Fit the machine constants to your own runs and write a profile for --profile."""
+    """Fit the machine constants to your own runs, or measure this machine, and write a profile for --profile."""
     from planner import service
-    from planner.cli import console, problems
+    from planner.cli import calibrating, console, problems
     from planner.cli import measured as tables
 
+    calibrating.check_source(context, records=records, here=here)
+    if here:
+        given = calibrating.Given(gpu, nproc, model, seq_len, precision, quick, out, force)
+        with console.progress(quiet=as_json, what="measuring") as report:
+            found = calibrating.measure(given, report)
+        if as_json:
+            problems.print_json(found.model_dump(mode="json"))
+        else:
+            calibrating.print_machine(found, out)
+        return
     with console.progress(quiet=as_json, what="fitting") as report:
-        result = service.calibrate(records, out=out, force=force, progress=report)
+        result = service.calibrate(records or (), out=out, force=force, progress=report)
     if as_json:
         problems.print_json(result.model_dump(mode="json"))
     else:

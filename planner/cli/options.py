@@ -13,6 +13,7 @@ JOB = "Job"
 SEARCH = "Search"
 STRATEGY = "Strategy"
 OUTPUT = "Output"
+MEASURED = "With --on-this-machine"
 
 Model = Annotated[
     str, typer.Option("--model", help="Catalogue name (70b, llama3-70b), Hugging Face config.json or folder, or YAML.")

@@ -147,8 +147,9 @@ def recompute_saved_bytes(work: Work, tensors: dict[Tensor, FloatArray], choice:
     if choice.mode == "full":
         everything = sum(tensors.values(), work.zeros())
         return np.maximum(everything - layer_input_bytes(work), 0.0)
-    dropped = sum((tensors[name] for name in sorted(choice.drops) if name in tensors), work.zeros())
-    return dropped * (1.0 - choice.keeps)
+    stays = dict(choice.kept)
+    dropped = (name for name in sorted(choice.drops) if name in tensors)
+    return sum(((1.0 - stays.get(name, choice.keeps)) * tensors[name] for name in dropped), work.zeros())
 
 
 def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:

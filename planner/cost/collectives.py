@@ -38,6 +38,8 @@ class Group:
     """Least time of a ring."""
     reduce_latency_s: FloatArray
     """Least time of an all-reduce, which has trees."""
+    point_latency_s: FloatArray
+    """Least time between two of its ranks."""
     crosses: FloatArray
     """1 where the group leaves the fast-link domain, else 0."""
     point_bytes_per_s: FloatArray
@@ -97,7 +99,7 @@ class Group:
 
     def send_s(self, size_bytes: FloatArray) -> FloatArray:
         """Point-to-point transfer to the next rank of the group."""
-        return np.where(self.size > 1, self.latency_s + size_bytes / self.point_bytes_per_s, 0.0)
+        return np.where(self.size > 1, self.point_latency_s + size_bytes / self.point_bytes_per_s, 0.0)
 
 
 def _met(places: FloatArray, copies: int) -> FloatArray:
@@ -132,6 +134,7 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     if cluster.network_spans:
         # The sweep holds for messages as large as gradient buckets; below that the latency of the ring decides.
         half_outside = np.zeros(len(size))
+    floor = constants.fabric_latency_s + constants.fabric_hop_s * np.maximum(members - 2.0, 0.0)
     outside = np.minimum(inside / constants.fabric_bus_share, _across_nodes(context, nodes) * members)
     pair = fabric.pair_bytes_per_s or fabric.bytes_per_s
     return Group(
@@ -140,8 +143,9 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
         reduce_bus_bytes_per_s=np.where(crosses, outside, reduce_inside),
         half_message_bytes=np.where(crosses, half_outside, constants.fabric_half_message_bytes),
         half_piece_bytes=constants.network_half_message_bytes / _SWEPT_RING_RANKS,
-        latency_s=np.where(crosses, ring, constants.fabric_latency_s),
-        reduce_latency_s=np.where(crosses, tree, constants.fabric_latency_s),
+        latency_s=np.where(crosses, ring, floor),
+        reduce_latency_s=np.where(crosses, tree, floor),
+        point_latency_s=np.where(crosses, ring, constants.fabric_latency_s),
         crosses=crosses.astype(float),
         point_bytes_per_s=np.where(crosses, np.minimum(nic, pair), pair * constants.fabric_bus_share),
         domains=nodes,

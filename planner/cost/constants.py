@@ -34,6 +34,8 @@ class Constants:
     stream_share: float
     eager_traffic_factor: float
     launch_s: float
+    tensor_parallel_launch_factor: float
+    sharding_launch_factor: float
     blocking_launch_s: float
     staged_collective_host_s: float
     stage_sync_s: float
@@ -52,6 +54,7 @@ class Constants:
     fabric_bus_share: float
     fabric_half_message_bytes: float
     fabric_latency_s: float
+    fabric_hop_s: float
     network_share: float
     network_half_message_bytes: float
     network_half_message_cap_bytes: float
@@ -71,7 +74,7 @@ class Constants:
 
 HOST_TIMES = (
     *("launch_s", "blocking_launch_s", "staged_collective_host_s", "stage_sync_s", "moe_host_s"),
-    *("step_overhead_s", "fabric_latency_s"),
+    *("step_overhead_s", "fabric_latency_s", "fabric_hop_s"),
 )
 """Times that a processor core spends, which ranks on one core spend one after the other."""
 

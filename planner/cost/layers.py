@@ -317,8 +317,9 @@ def _host_floor(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
     Collectives can hold up the host on the way, as can rings over the network."""
     constants, habits = work.context.constants, work.context.backend.habits
     kernels = np.full(len(work.batch), float(habits.kernels_per_layer if habits.cuda_graphs == "none" else 0))
-    kernels = kernels + np.where(work.tp > 1, habits.tensor_parallel_kernels, 0.0)
-    kernels = kernels + np.where(work.batch.zero_stage >= 2, habits.sharding_kernels, 0.0)
+    split, sharded = constants.tensor_parallel_launch_factor, constants.sharding_launch_factor
+    kernels = kernels + np.where(work.tp > 1, split * habits.tensor_parallel_kernels, 0.0)
+    kernels = kernels + np.where(work.batch.zero_stage >= 2, sharded * habits.sharding_kernels, 0.0)
     job = work.context.job
     if job.frozen:
         adapters = sum(matrix.adapted(job.lora_targets) for matrix in layer_matrices(work.context.model, kind))

@@ -34,12 +34,18 @@ def gpu_step_s(context: CostContext, updated: FloatArray) -> FloatArray:
     return _GPU_BYTES_PER_PARAM * updated / bandwidth
 
 
+def host_step_s(context: CostContext, updated: FloatArray) -> FloatArray:
+    """Seconds of the host's optimizer step where every rank of a node has ``updated`` parameters there."""
+    node_params = updated * context.cluster.local_gpus
+    return _CPU_BYTES_PER_PARAM * node_params / context.constants.cpu_adam_bytes_per_s
+
+
 def offload_extra_s(work: Work, updated: FloatArray) -> FloatArray:
     """What offloading the whole optimizer adds: host step and transfers, less the GPU step it replaces."""
     context = work.context
     cluster = context.cluster
     node_params = updated * cluster.local_gpus
-    host = _CPU_BYTES_PER_PARAM * node_params / context.constants.cpu_adam_bytes_per_s
+    host = host_step_s(context, updated)
     transfer = _LINK_BYTES_PER_PARAM * updated / host_link_bytes_per_s(cluster)
     if cluster.nvme_bytes_per_s is not None:
         host = host + np.where(

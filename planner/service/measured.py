@@ -22,7 +22,7 @@ from planner.service.profiles import load_profile
 from planner.service.requests import Progress
 from planner.specs.accuracy import AccuracyDocument, Grouping
 from planner.specs.problems import shown
-from planner.specs.profile import Calibration
+from planner.specs.profile import Calibration, Profile
 
 PLOT_FORMATS = ("svg", "png")
 
@@ -125,6 +125,11 @@ def calibrate(
     tell(f"fitting the runs of {names(records)}")
     result = calibration.calibrate(read_records(records, calibration.WHERE))
     if out is not None:
-        text = yaml.safe_dump(result.profile.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        write_file(out, text.encode(), "--out")
+        write_profile(result.profile, out)
     return result
+
+
+def write_profile(profile: Profile, out: Path) -> None:
+    """The profile as YAML."""
+    text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    write_file(out, text.encode(), "--out")

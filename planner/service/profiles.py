@@ -23,7 +23,10 @@ from planner.units import counted
 WHERE = "--profile"
 MOST_FACTORS = 7
 """Factors that an answer lists; the profile has them all."""
-_HINT = "write one with `planner calibrate --from-records FILE --out PROFILE.yaml`"
+_HINT = (
+    "write one with `planner calibrate --from-records FILE --out PROFILE.yaml`, or with --on-this-machine in place of "
+    "the records"
+)
 
 
 def load_profile(path: Path) -> Profile:
@@ -81,11 +84,12 @@ def profile_for(path: Path, cluster: Cluster) -> Profile:
 def profile_assumption(profile: Profile) -> Assumption:
     """What the profile changes, in the words of the answer."""
     why = f"machine profile of {profile.created} from {counted(len(profile.runs), 'run')} of {profile.framework}"
-    # Loaded here, for few plans have a profile and reading runs is a large part of the program.
-    from planner.accuracy.fits.calibration import describes
-
-    if describes(profile):
+    if profile.measurements:
+        why = _measured(profile)
+    if _describes(profile):
         changes = [(factor.name, factor.factor) for factor in profile.fitted]
+        if profile.measurements:
+            changes.sort(key=_size, reverse=True)
     else:
         why += ", edited by hand"
         named = [*profile.factors.items(), ("memory", profile.memory_factor)]
@@ -93,6 +97,25 @@ def profile_assumption(profile: Profile) -> Assumption:
     value = ", ".join(f"{name} x {factor:.3g}" for name, factor in changes[:MOST_FACTORS])
     more = f", and {len(changes) - MOST_FACTORS} more" if len(changes) > MOST_FACTORS else ""
     return Assumption(field="constants.factors", value=value + more or "none", why=f"{why}, for every framework")
+
+
+def _measured(profile: Profile) -> str:
+    """How a machine was measured, in a few words."""
+    processes = profile.processes or 1
+    many = "1 process" if processes == 1 else f"{processes} processes"
+    timed = counted(len(profile.measurements), "measurement")
+    runs = f" and {counted(len(profile.runs), 'training run')}" if profile.runs else ""
+    return f"machine profile of {profile.created}, measured on the machine with {many} ({timed}{runs})"
+
+
+def _describes(profile: Profile) -> bool:
+    """Whether what the profile says of its fit is what its factors do; not where somebody edited them."""
+    if profile.measurements:
+        return {factor.name: factor.factor for factor in profile.fitted} == profile.factors
+    # Loaded here, for few plans have a profile and reading runs is a large part of the program.
+    from planner.accuracy.fits.calibration import describes
+
+    return describes(profile)
 
 
 def _size(change: tuple[str, float]) -> float:

@@ -1,4 +1,5 @@
-"""A machine profile: how somebody's own runs of one accelerator differ from the published constants.
+"""A machine profile: how somebody's own runs, or measurements of the machine itself, differ from the published
+constants of one accelerator.
 
 ``planner calibrate`` writes it as YAML, ``--profile`` reads it; it travels inside the plan document, so that a plan can
 be estimated again as it was made."""
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, Field
 
 from planner.specs.accuracy import RecordProblem
 from planner.specs.base import Spec
+from planner.specs.benchmark import Benchmark
 
 PROFILE_SCHEMA_VERSION = 1
 
@@ -57,6 +59,20 @@ class CalibratedFactor(Spec):
     """How much the runs say about it: 0 the value is the prior's, 1 it is the runs' alone."""
 
 
+class MachineMeasurement(Benchmark):
+    """One thing that was timed on the machine, beside what the cost model says of it."""
+
+    seconds: float = Field(gt=0)
+    """Median of the slowest process."""
+    spread: float = Field(ge=0)
+    """Half of the interquartile range over the median."""
+    repeats: int = Field(ge=1)
+    published_s: float | None = None
+    """By the published constants; null where the cost model does not price it."""
+    fitted_s: float | None = None
+    """With the profile."""
+
+
 class Profile(Spec):
     """Factors on the published constants of one accelerator."""
 
@@ -73,6 +89,25 @@ class Profile(Spec):
     """Multiplies the peak memory of a rank (before context and communication buffers)."""
     fitted: tuple[CalibratedFactor, ...] = ()
     runs: tuple[ProfileRun, ...] = ()
+    measurements: tuple[MachineMeasurement, ...] = ()
+    """What was timed on the machine itself; empty for a profile of runs."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of the software that was timed: python, torch ..."""
+    processes: int | None = Field(default=None, ge=1)
+    """Processes that worked at the same time while the machine was measured."""
+
+
+class MachineCalibration(Spec):
+    """The result of ``planner calibrate --on-this-machine``: the profile and how well it describes the machine."""
+
+    profile: Profile
+    device_name: str
+    host: str
+    residuals: dict[str, float] = Field(default_factory=dict)
+    """By kind of benchmark, the median of |predicted / measured - 1| with the profile."""
+    not_measured: dict[str, str] = Field(default_factory=dict)
+    """Reason by benchmark."""
+    warnings: tuple[str, ...] = ()
 
 
 class Calibration(Spec):

@@ -23,8 +23,10 @@ Results = list[dict[str, Any]]
 SCRIPT = runner_cases.__file__ or ""
 _DATA = ("ddp", "fsdp", "fsdp kept", "hybrid", "full recompute", "selective recompute", "some recompute", "odd model")
 _STAGES = ("pp 1f1b", "pp gpipe fsdp", "pp interleaved", "pp zb-h1", "pp interleaved fsdp", "mla")
-_TENSORS = ("tp", "tp fsdp", "tp without sp", "pp tp")
+_TENSORS = ("tp", "tp fsdp", "tp without sp", "pp tp", "mla tp", "mla cp")
+_CONTEXT = ("cp", "cp tp", "cp pp")
 _EXPERTS = ("moe ep2", "moe ep4 fsdp", "moe ep2 fsdp", "moe ep1", "moe pp ep2", "moe tp ep1", "moe tp ep2 fsdp")
+_BOTH = ("moe cp ep2",)
 _NARROW = ("bf16 fsdp", "bf16 replicated", "fp16")
 
 
@@ -102,7 +104,8 @@ def test_pipelines_and_latent_attention(tmp_path: Path) -> None:
 def test_tensor_parallelism(tmp_path: Path) -> None:
     """Split matrices, split sequences and both with a pipeline or sharded weights."""
     found = results(tmp_path, 4, _TENSORS)
-    dense, normed = alone(tmp_path, "alone", "alone normed")
+    dense, normed, latent = alone(tmp_path, "alone", "alone normed", "alone latent")
+    assert_equal_to(latent, {case: found.pop(case) for case in ("mla tp", "mla cp")})
     assert_equal_to(normed, {"tp without sp": found.pop("tp without sp")})
     assert_equal_to(dense, found)
     micro_batches, layers = 1, 4
@@ -111,9 +114,20 @@ def test_tensor_parallelism(tmp_path: Path) -> None:
     assert sent(found["tp"][0], "all_gather", "tp")[1] == micro_batches * (4 * layers + 2) * shard
 
 
+def test_context_parallelism(tmp_path: Path) -> None:
+    """Sequences cut over ranks, with sharded weights, split matrices and a pipeline; keys and values are gathered."""
+    found = results(tmp_path, 4, _CONTEXT)
+    (dense,) = alone(tmp_path, "alone")
+    assert_equal_to(dense, found)
+    micro_batches, layers, width = 2, 4, 2 * 16
+    rows = 2 * runner_cases.TOKENS // 2
+    assert sent(found["cp"][0], "all_gather", "cp") == (16, micro_batches * layers * 2 * 4 * rows * width)
+    assert sent(found["cp"][0], "reduce_scatter", "cp") == (16, 2 * micro_batches * layers * 2 * 4 * rows * width)
+
+
 def test_experts(tmp_path: Path) -> None:
     """Experts spread over data- and tensor-parallel ranks, with uneven shares (three of eight experts a token)."""
-    found = results(tmp_path, 4, _EXPERTS)
+    found = results(tmp_path, 4, _EXPERTS + _BOTH)
     (mixture,) = alone(tmp_path, "alone moe")
     assert_equal_to(mixture, found)
     slots = 3 * runner_cases.TOKENS

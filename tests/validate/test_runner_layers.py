@@ -14,6 +14,7 @@ from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 torch = pytest.importorskip("torch", reason="needs torch (the validate extra)")
 pytestmark = pytest.mark.torch
 
+from planner_validate.context import positions  # noqa: E402
 from planner_validate.experts import dealt, routes  # noqa: E402
 from planner_validate.gradients import reference_gradients, shrink  # noqa: E402
 from planner_validate.layers import Core  # noqa: E402
@@ -172,6 +173,14 @@ def test_observed_peak_is_the_allocators(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout[-3000:]
     for case, found in json.loads((tmp_path / "rise.json").read_text("utf-8")).items():
         assert found["observed"] == pytest.approx(found["allocated"], rel=0.02), case
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(33, 1), (32, 2), (48, 3)])
+def test_positions_cover_a_sequence(tokens: int, size: int) -> None:
+    """Each token belongs to one rank, and causal attention is the same work on all of them."""
+    parts = [positions(tokens, rank, size) for rank in range(size)]
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(tokens))
+    assert len({int((part + 1).sum()) for part in parts}) == 1
 
 
 def test_initial_values_do_not_depend_on_the_split() -> None:

@@ -98,7 +98,6 @@ def test_a_failure_without_room_for_its_file(tmp_path: Path, capsys: pytest.Capt
     ("changes", "words"),
     [
         ({"zero_stage": 1, "shard_degree": 4}, "zero_stage(1)"),
-        ({"cp": 2, "dp": 2}, "context parallelism on a CPU"),
         ({"pp": 2, "dp": 2, "layers_per_stage": (2, 2), "pipeline_schedule": "zb-h2"}, "zb-h2"),
         ({"tp": 4, "dp": 1, "sequence_parallel": True}, "kv_heads(2) over tp(4)"),
         ({"ep": 4}, "without experts"),

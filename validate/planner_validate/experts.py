@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.specs.model import ModelSpec, MoeSpec
-from planner_validate.layers import Mlp, activated, whole
+from planner_validate.layers import MARKED, Mlp, activated, whole
 
 Indices = NDArray[np.int64]
 
@@ -130,15 +130,19 @@ class Experts(nn.Module):
         super().__init__()
         h, f = spec.hidden, moe.expert_ffn
         self.first, self.activation = first, spec.activation
+        self.keeps_first = False
+        """The product of the first matrix stays under selective recomputation."""
         self.gate = nn.Parameter(torch.empty(number, f, h)) if spec.gated_mlp else None
         self.up = nn.Parameter(torch.empty(number, f, h))
         self.down = nn.Parameter(torch.empty(number, h, f))
 
     def forward(self, x: Tensor, probability: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """x (rows, h) in the order of the experts, probability (rows, 1) -> (rows, h)"""
-        gate = None if self.gate is None else _Grouped.apply(x, self.gate, sizes)
-        inner = activated(gate, _Grouped.apply(x, self.up, sizes), self.activation, probability)
-        return _Grouped.apply(inner, self.down, sizes)
+        MARKED.now = self.keeps_first
+        first = _Grouped.apply(x, self.up if self.gate is None else self.gate, sizes)
+        MARKED.now = False
+        gate, up = (None, first) if self.gate is None else (first, _Grouped.apply(x, self.up, sizes))
+        return _Grouped.apply(activated(gate, up, self.activation, probability), self.down, sizes)
 
 
 class Router(nn.Module):

@@ -77,7 +77,8 @@ def _layers(strategy: Strategy, model: ModelSpec) -> tuple[int, ...]:
 
 
 def _tokens(strategy: Strategy) -> int:
-    return math.lcm(2 * strategy.cp * strategy.tp, 16)
+    """Tokens of a sequence; the chunk of every rank meets the experts in the same order as a whole sequence."""
+    return math.lcm(2 * strategy.cp * strategy.tp * strategy.ep, 16)
 
 
 def _micro_batches(strategy: Strategy) -> int:

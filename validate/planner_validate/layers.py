@@ -6,6 +6,7 @@ heads, d head width, f inner width of the MLP."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from planner.specs.model import MlaSpec, ModelSpec
+from planner_validate.context import Context
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
@@ -28,6 +30,21 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
     "relu2": (lambda x: functional.relu(x).square_(), lambda grad, x: 2 * grad * functional.relu(x)),
 }
 """Activation and its derivative times an incoming gradient, both from the activation's input."""
+
+
+class _Marked(threading.local):
+    """Whether the matrix product that runs now is one that selective recomputation keeps."""
+
+    now = False
+
+
+MARKED = _Marked()
+
+
+def mark(matrix: nn.Module) -> None:
+    """Keep the products of a matrix under selective recomputation."""
+    matrix.register_forward_pre_hook(lambda *_: setattr(MARKED, "now", True))
+    matrix.register_forward_hook(lambda *_: setattr(MARKED, "now", False))
 
 
 def whole(parameter: Tensor | None, *, partial_gradient: bool) -> Tensor | None:
@@ -110,18 +127,20 @@ class Rotary:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.offset = 0
-        """Position of this rank's first token (context parallelism)."""
-        self._tables: dict[tuple[int, int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self.positions: Tensor | None = None
+        """Of this rank's tokens, where it holds only some of a sequence (context parallelism)."""
+        self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
         """(b, s, n, width) -> the same, rotated by position."""
-        key = (x.shape[1], self.offset, x.dtype, x.device)
+        key = (x.shape[1], x.dtype, x.device)
         if key not in self._tables:
             inverse = ROTARY_BASE ** (
                 torch.arange(0, self.width, 2, device=x.device, dtype=torch.float32) / -self.width
             )
-            position = torch.arange(self.offset, self.offset + x.shape[1], device=x.device, dtype=torch.float32)
+            position = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+            if self.positions is not None:
+                position = self.positions.to(x.device, torch.float32)
             angle = torch.outer(position, inverse)[:, None]
             self._tables[key] = (angle.cos().to(x.dtype), angle.sin().to(x.dtype))
         return _Rotate.apply(x, *self._tables[key])
@@ -167,10 +186,14 @@ class Core:
 
     def __init__(self, *, fused: bool = True, sample: int | None = None) -> None:
         self.fused, self.sample = fused, sample
+        self.context: Context | None = None
+        """The ranks that share each sequence (context parallelism)."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (b, s, n, d), k and v (b, s, kv heads, d) -> (b, s, n * d of the values)"""
         rows, tokens = q.shape[:2]
+        if self.context is not None:
+            return self.context.attend(q, k, v).flatten(2)
         if self.sample is not None:
             q, k, v = (part.reshape(-1, self.sample, *part.shape[2:]) for part in (q, k, v))
         out = self._attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
@@ -219,6 +242,11 @@ class Attention(nn.Module):
         return x if self.rotary is None else self.rotary(x)
 
 
+def _whole_product(x: Tensor, matrix: nn.Linear) -> Tensor:
+    """``x`` times a matrix that all tensor-parallel ranks hold whole."""
+    return functional.linear(x, whole(matrix.weight, partial_gradient=False))
+
+
 class LatentAttention(nn.Module):
     """Multi-head latent attention (arXiv 2405.04434): keys and values are re-created from one narrow latent."""
 
@@ -236,12 +264,20 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, s, h) -> (b, s, h)"""
-        mla = self.mla
-        latent = x if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x))
+        mla, mesh = self.mla, x.device_mesh if isinstance(x, DTensor) else None
+        # Every tensor-parallel rank computes the whole latents, and the heads that it holds from them.
+        x = x.to_local() if isinstance(x, DTensor) else x
+        latent = x
+        if self.q_down is not None and self.q_norm is not None:
+            latent = self.q_norm(_whole_product(x, self.q_down))
         q = self.q_up(latent).unflatten(-1, (-1, mla.qk_nope + mla.qk_rope))
         plain, turned = q.split([mla.qk_nope, mla.qk_rope], -1)
         q = torch.cat([plain, self.rotary(turned)], -1)
-        compressed, shared = self.kv_down(x).split([mla.kv_lora, mla.qk_rope], -1)
+        compressed, shared = _whole_product(x, self.kv_down).split([mla.kv_lora, mla.qk_rope], -1)
+        if mesh is not None:
+            # The heads of other ranks use the rotary key as well: its gradient is their sum.
+            shared = DTensor.from_local(shared, mesh, [Replicate()], run_check=False)
+            shared = shared.to_local(grad_placements=[Partial()])
         kv = self.kv_up(self.kv_norm(compressed)).unflatten(-1, (-1, mla.qk_nope + mla.v_head))
         key, v = kv.split([mla.qk_nope, mla.v_head], -1)
         # One rotary key serves all heads.

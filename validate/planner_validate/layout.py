@@ -33,7 +33,7 @@ def unsupported(config: RunConfig) -> str | None:
             strategy.pp > 1 and strategy.pipeline_schedule not in SCHEDULES
         ),
         "an embedding tied to the head over several pipeline stages": strategy.pp > 1 and model.tied,
-        "context parallelism on a CPU: its fused attention has no sharded form": strategy.cp > 1 and cpu,
+        **_context_parallel(config),
         "offload on a CPU: there is no accelerator to copy from": strategy.offload != type(strategy.offload)() and cpu,
         f"precision {config.strategy.precision}": strategy.precision in ("fp8", "nvfp4"),
         "low-rank adapters": job.task == "lora",
@@ -55,20 +55,30 @@ def unsupported(config: RunConfig) -> str | None:
     return "; ".join(reasons) or None
 
 
+def _context_parallel(config: RunConfig) -> dict[str, bool]:
+    strategy, model, split = config.strategy, config.model, config.strategy.cp > 1
+    return {
+        f"{model.position} positions under context parallelism": split and model.position not in ("rope", "none"),
+        "packed samples under context parallelism": split and config.job.attended_tokens < strategy.seq_len,
+        "attention with score matrices under context parallelism": split and not config.job.flash_attention,
+        f"seq_len({strategy.seq_len}) over 2 * cp({strategy.cp}) chunks": split
+        and strategy.seq_len % (2 * strategy.cp) > 0,
+    }
+
+
 def _tensor_parallel(config: RunConfig) -> dict[str, bool]:
     strategy, model = config.strategy, config.model
     split = strategy.tp > 1
     moe = model.moe
     expert_group = strategy.tp * strategy.cp * strategy.dp
     return {
-        "latent attention under tensor parallelism": split and model.mla is not None,
         f"{model.position} positions under tensor parallelism": split and model.position not in ("rope", "none"),
         "a norm over all queries under tensor parallelism": split and model.qk_norm == "full",
         "experts under tensor parallelism without sequence parallelism": (
             split and moe is not None and not strategy.sequence_parallel
         ),
         f"kv_heads({model.kv_heads}) over tp({strategy.tp})": bool(
-            split and (model.kv_heads % strategy.tp or model.heads % strategy.tp)
+            split and (model.heads % strategy.tp or (model.mla is None and model.kv_heads % strategy.tp))
         ),
         f"vocab({model.vocab}) over tp({strategy.tp})": bool(model.vocab % strategy.tp),
         f"seq_len({strategy.seq_len}) over tp({strategy.tp})": bool(
@@ -106,6 +116,8 @@ class Layout:
     """Axes pp, replica, shard, tp of the dense weights."""
     experts: DeviceMesh | None
     """Axes pp, expert_replica, expert_shard, ep; None where experts lie like dense weights."""
+    sequences: DeviceMesh | None
+    """Axes pp, dp, cp, tp; None where every rank holds whole sequences."""
 
     @cached_property
     def coordinates(self) -> dict[str, int]:
@@ -135,17 +147,18 @@ class Layout:
         kinds: dict[str, GroupKind] = {"pp": "pp", "replica": "dp", "shard": "dp", "tp": "tp"}
         more: dict[str, GroupKind] = {"pp": "pp", "expert_replica": "dp", "expert_shard": "dp", "ep": "ep"}
         found: dict[str, GroupKind] = {dist.group.WORLD.group_name: "world"}
-        for mesh, names in ((self.weights, kinds), (self.experts, more)):
+        shared: dict[str, GroupKind] = {"cp": "cp"}
+        for mesh, names in ((self.weights, kinds), (self.experts, more), (self.sequences, shared)):
             if mesh is not None:
                 found |= {mesh.get_group(axis).group_name: kind for axis, kind in names.items()}
         return found
 
     def group(self, axis: str) -> Any:
-        """Process group of an axis of either mesh."""
-        mesh = self.weights if axis in (self.weights.mesh_dim_names or ()) else self.experts
-        if mesh is None:
-            raise ValueError(f"no mesh has the axis {axis}")
-        return mesh.get_group(axis)
+        """Process group of an axis of any mesh."""
+        for mesh in (self.weights, self.experts, self.sequences):
+            if mesh is not None and axis in (mesh.mesh_dim_names or ()):
+                return mesh.get_group(axis)
+        raise ValueError(f"no mesh has the axis {axis}")
 
 
 def make_layout(config: RunConfig) -> Layout:
@@ -166,4 +179,7 @@ def make_layout(config: RunConfig) -> Layout:
             (s.pp, same // spread, spread, s.ep),
             mesh_dim_names=("pp", "expert_replica", "expert_shard", "ep"),
         )
-    return Layout(s, dist.get_rank(), weights, experts)
+    sequences = None
+    if s.cp > 1:
+        sequences = init_device_mesh(config.device, (s.pp, s.dp, s.cp, s.tp), mesh_dim_names=("pp", "dp", "cp", "tp"))
+    return Layout(s, dist.get_rank(), weights, experts, sequences)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from planner.specs.model import Mixer, Mlp, ModelSpec
 from planner_validate.experts import Experts, Mixture
-from planner_validate.layers import Attention, Core, LatentAttention, Norm, Rotary
+from planner_validate.layers import Attention, Core, LatentAttention, Norm, Rotary, mark
 from planner_validate.layers import Mlp as DenseMlp
 
 INITIAL_SPREAD = 0.02
@@ -88,6 +88,22 @@ class Block(nn.Module):
         return x + _after(self.mlp(self.mlp_norm(x)), self.mlp_post_norm)
 
 
+def mark_kept_products(block: Block) -> None:
+    """About every second matrix product: query and value (of latent attention query and joint keys and values) and the
+    first matrix of the MLP; the backend ``pytorch`` counts the same ones."""
+    for module in block.modules():
+        if isinstance(module, LatentAttention):
+            mark(module.q_up)
+            mark(module.kv_up)
+        elif isinstance(module, Attention):
+            mark(module.q)
+            mark(module.v)
+        elif isinstance(module, DenseMlp):
+            mark(module.up if module.gate is None else module.gate)
+        elif isinstance(module, Experts):
+            module.keeps_first = True
+
+
 def _after(x: Tensor, norm: Norm | None) -> Tensor:
     return x if norm is None else norm(x)
 
@@ -149,8 +165,6 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.first, self.last = spec, first, last
-        self.token_offset = 0
-        """Position of this rank's first token (context parallelism)."""
         core = core or Core()
         self.rotary = Rotary(spec.mla.qk_rope if spec.mla else spec.head_dim) if spec.position == "rope" else None
         self.embedding = Embedding(spec) if first else None
@@ -188,7 +202,7 @@ class Stage(nn.Module):
     def _embedded(self, embedding: nn.Module, tokens: Tensor) -> Tensor:
         x = embedding(tokens)
         if self.positions is not None:
-            index = torch.arange(self.token_offset, self.token_offset + tokens.shape[1], device=tokens.device)
+            index = torch.arange(tokens.shape[1], device=tokens.device)
             x = x + self.positions(index)
         return _after(x, self.embedding_norm)
 

@@ -26,9 +26,9 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from planner.specs.job import Precision
 from planner.specs.strategy import Strategy
 from planner_validate.experts import Experts, Mixture, Router
-from planner_validate.layers import Attention, Norm
+from planner_validate.layers import MARKED, Attention, LatentAttention, Norm
 from planner_validate.layout import Layout
-from planner_validate.model import Block, Stage, named_parameters
+from planner_validate.model import Block, Stage, mark_kept_products, named_parameters
 
 COMPUTE_TYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,
@@ -72,18 +72,19 @@ def _split_tensors(stage: Stage, layout: Layout) -> None:
             module.partial_gradient = sequence
         if not isinstance(module, Experts):
             _replace(module, mesh, Replicate())
-    for module in stage.modules():
-        if isinstance(module, Attention):
-            # Every rank normalises the heads it has.
-            for norm in (module.q_norm, module.k_norm):
-                if norm is not None:
-                    norm.partial_gradient = True
+    for block in stage.layers.values():
+        # Inside a mixer tokens are whole: every rank normalises the heads it has, or the latents of all.
+        for name in ("q_norm", "k_norm", "kv_norm"):
+            norm = getattr(block.attention, name, None)
+            if norm is not None:
+                norm.partial_gradient = isinstance(block.attention, Attention)
 
 
 def _split_block(block: nn.Module, mesh: Any, stream: Any) -> None:
     gathered = partial(PrepareModuleInput, input_layouts=(stream,), desired_input_layouts=(Replicate(),))
     plan: dict[str, Any] = {"attention": gathered()}
-    plan |= {f"attention.{name}": ColwiseParallel() for name in ("q", "k", "v")}
+    columns = ("q_up", "kv_up") if isinstance(block.attention, LatentAttention) else ("q", "k", "v")
+    plan |= {f"attention.{name}": ColwiseParallel() for name in columns}
     plan["attention.out"] = RowwiseParallel(output_layouts=stream)
     mixture = isinstance(block.mlp, Mixture)
     if not mixture or block.mlp.shared is not None:
@@ -127,24 +128,16 @@ def _recompute(stage: Stage, strategy: Strategy, recomputed: int | None) -> None
         if mode == "full":
             block.recompute = {}
         elif mode == "selective":
-            block.recompute = {"context_fn": _selective}
+            block.recompute = {"context_fn": partial(create_selective_checkpoint_contexts, _kept)}
+            mark_kept_products(block)
 
 
-def _selective() -> Any:
-    """Keep attention outputs and every second matrix product, recompute the rest."""
-    count = {False: 0, True: 0}
-
-    def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        name = str(operator)
-        if "scaled_dot_product" in name:
-            return CheckpointPolicy.MUST_SAVE
-        if name in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default"):
-            count[context.is_recompute] += 1
-            if count[context.is_recompute] % 2:
-                return CheckpointPolicy.MUST_SAVE
-        return CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
+def _kept(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Keep attention outputs and the marked matrix products, recompute the rest."""
+    name = str(operator)
+    product = name in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default")
+    keep = "scaled_dot_product" in name or (product and MARKED.now)
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _shard(stage: Stage, layout: Layout, precision: Precision) -> None:

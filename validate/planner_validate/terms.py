@@ -11,7 +11,7 @@ from planner.specs.validation import GroupKind, MemoryTerm, RankResult
 
 MEMORY_TERMS: Mapping[str, MemoryTerm | None] = {
     "weights": "weights",
-    "gathered weights": "buffers",
+    "gathered weights": "weights",
     "gradients": "gradients",
     "optimizer": "optimizer",
     "activations": "activations",

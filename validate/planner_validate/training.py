@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from planner.errors import InputError
 from planner.specs.validation import RunConfig, StepMeasure
+from planner_validate.context import Context, positions
 from planner_validate.layers import Core
 from planner_validate.layout import Layout, make_layout, unsupported
 from planner_validate.model import Stage, initialise, named_parameters
@@ -121,7 +122,8 @@ class Trainer:
         mine = s.micro_batch * s.grad_accum
         everything = synthetic_tokens(self.config.model.vocab, mine * s.dp, s.seq_len, self.config.seed, step)
         rows = everything[self.layout.coordinates["dp"] * mine :][:mine]
-        return rows[:, :-1].contiguous().to(self.device), rows[:, 1:].contiguous().to(self.device)
+        own = positions(s.seq_len, self.layout.coordinates["cp"], s.cp)
+        return rows[:, own].to(self.device), rows[:, own + 1].to(self.device)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Share of one micro-batch in the mean loss of the global batch, times the loss scale."""
@@ -234,6 +236,8 @@ def build(
     device = torch.device(config.device, torch.cuda.current_device() if config.device == "cuda" else None)
     layers = stage_layers(strategy, config.model)
     core = Core(fused=config.job.flash_attention, sample=_sample(config))
+    if strategy.cp > 1:
+        core.context = Context(layout.group("cp"), layout.coordinates["cp"], strategy.cp)
     stages: dict[int, Stage] = {}
     for index in own_stages(strategy, layout.coordinates["pp"]):
         with torch.device("meta"):
@@ -246,6 +250,8 @@ def build(
                 expert_rank=layout.coordinates["ep"],
                 expert_ranks=strategy.ep,
             )
+        if stage.rotary is not None and strategy.cp > 1:
+            stage.rotary.positions = positions(strategy.seq_len, layout.coordinates["cp"], strategy.cp)
         counts = strategy.recompute.layers_per_stage
         parallelize(stage, layout, precision, None if counts is None else counts[index])
         with allocating():

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from planner.specs.base import Spec
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig
 from planner_validate.gradients import check_gradients
 from planner_validate.keeper import die_with_parent
@@ -47,7 +48,7 @@ class Post:
         self.now = text
         self._write("phase", text + "\n")
 
-    def result(self, result: RankResult) -> None:
+    def result(self, result: Spec) -> None:
         """Leave what was measured."""
         self._write("json", result.model_dump_json())
 
