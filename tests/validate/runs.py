@@ -4,6 +4,7 @@ left."""
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -137,3 +138,9 @@ def _holding(text: str) -> list[str]:
         if text.encode() in words:
             found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     return found
+
+
+def hear_signals() -> None:
+    """In a child before it starts: signals that this process was told to ignore are none of the child's business."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)

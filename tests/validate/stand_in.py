@@ -1,5 +1,5 @@
 """A worker that trains nothing: it goes through the phases of a run, writes the files of a rank, and misbehaves on
-request (``RANK:what[:argument]``)."""
+request (``RANK:what[:argument]``; of failures the argument is seconds before/after they are told)."""
 
 from __future__ import annotations
 
@@ -69,8 +69,10 @@ def misbehave(what: str, rank: int, out: Path) -> None:
         failure = RankFailure.model_validate(
             {"rank": rank, "kind": kind, "phase": "step 2", "message": MESSAGES[deed], "details": ""}
         )
-        time.sleep(float(argument or 0))
+        before, _, after = argument.partition("/")
+        time.sleep(float(before or 0))
         (out / f"rank-{rank}.failure.json").write_text(failure.model_dump_json())
+        time.sleep(float(after or 0))
         sys.exit(1)
     elif deed == "pid":
         for_ever()

@@ -19,7 +19,7 @@ from planner_validate import keeper
 from planner_validate.launching import Folder, torchrun
 from planner_validate.options import Options
 from planner_validate.running import run
-from tests.validate.runs import TINY, planned, processes_of
+from tests.validate.runs import TINY, hear_signals, planned, processes_of
 
 pytest.importorskip("torch", reason="the runs need it")
 pytestmark = pytest.mark.torch
@@ -44,6 +44,7 @@ class Started:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=hear_signals,
         )
 
     def reach(self, phase: str, within_s: float = 240.0) -> None:

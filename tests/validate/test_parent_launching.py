@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from planner.errors import InputError
-from planner_validate.launching import exit_codes, kind_of_text, launch, private_folder, surroundings
-from tests.validate.runs import StandIn, config, processes_of
+from planner_validate.launching import exit_codes, kind_of_text, launch, private_folder, requests_to_end, surroundings
+from tests.validate.runs import StandIn, config, hear_signals, processes_of
 
 pytest.importorskip("torch", reason="torchrun starts the processes")
 pytestmark = pytest.mark.torch
@@ -56,7 +56,7 @@ def test_a_signal_ends_a_rank(number: int, kind: str) -> None:
 
 def test_consequences_come_after_the_cause() -> None:
     """Who lost the connection to the rank out of memory is told after it, although it spoke first."""
-    stand_in = StandIn("0:lost,1:out-of-memory:0.05")
+    stand_in = StandIn("0:lost:0/3,1:out-of-memory:0.5")
     launched = launch(config(), 2, command=stand_in)
     assert [(each.rank, each.kind) for each in launched.failures] == [(1, "out-of-memory"), (0, "error")]
     assert "layers.3" in launched.failures[0].message
@@ -144,6 +144,7 @@ def driver() -> tuple[subprocess.Popen[str], str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_signals,
     )
     assert process.stdout is not None
     folder = process.stdout.readline().strip()
@@ -195,6 +196,21 @@ def test_outside_the_main_thread() -> None:
     thread.start()
     thread.join(120)
     assert found[0].how == "finished"
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    """A run under nohup survives its terminal; other requests are collected and handed back afterwards."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        with requests_to_end() as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        assert asked == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) == terminate
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_no_room_for_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:

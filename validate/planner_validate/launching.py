@@ -40,6 +40,8 @@ GATHER_S = 8.0
 """From the first failure of a rank to the end of the others, which may have something to say, too."""
 END_S = 30.0
 """From the last result to the end of the program."""
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask for the end."""
 TAIL_BYTES = 20_000
 TAIL_LINES = 30
 SUMMARY_LINES = 2_000
@@ -221,7 +223,7 @@ def supervise(
     returns; where this process is killed instead, the keeper ends the program."""
     mark = uuid.uuid4().hex
     killed_before = _kernel_kills()
-    with _signals() as asked, _output(folder.output) as output:
+    with requests_to_end() as asked, _output(folder.output) as output:
         process = subprocess.Popen(  # noqa: S603 - our own script and the launcher
             [sys.executable, "-I", str(keeper.__file__), *command],
             stdin=subprocess.PIPE,
@@ -267,7 +269,7 @@ def _output(path: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def requests_to_end() -> Iterator[list[int]]:
     """Collects requests to end instead of dying of them; only the main thread is asked."""
     asked: list[int] = []
 
@@ -277,7 +279,9 @@ def _signals() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    # What is ignored stays ignored: nohup and shells in the background want it so.
+    heard = [number for number in REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in heard}
     try:
         yield asked
     finally:

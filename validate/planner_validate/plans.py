@@ -21,7 +21,7 @@ from planner_validate.options import WARMUP_STEPS, Options
 
 RUNNER = "pytorch"
 """The backend whose plans the worker trains."""
-SLOWER = 5.0
+SLOWER = 10.0
 """A step may take so much longer than the upper end of its range before it counts as standing still."""
 PROCESS_BYTES = 450_000_000
 """Host memory of one process with torch before it has allocated anything."""
