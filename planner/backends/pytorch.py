@@ -66,6 +66,8 @@ class PyTorch(Fsdp):
         sharding_kernels=60,
         expert_dispatch="all-to-all",
         padded_experts=True,
+        # planner_validate/context.py gathers keys and values in front of the attention.
+        context_parallel_comm="all-gather",
     )
     layer_buffers = frozenset({"gathered blocks", "unsharded gradients"})
     zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
@@ -80,7 +82,7 @@ class PyTorch(Fsdp):
     def schedules(self, pp: int, vpp: int) -> tuple[Schedule, ...]:
         if pp == 1:
             return ("none",) if vpp == 1 else ()
-        return ("interleaved",) if vpp > 1 else ("1f1b", "gpipe")
+        return ("interleaved",) if vpp > 1 else ("1f1b", "gpipe", "zb-h1")
 
     def layouts(self, model: ModelSpec, pp: int, vpp: int) -> Literal["free", "fixed"]:
         return "free" if pp > 1 else "fixed"

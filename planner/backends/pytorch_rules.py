@@ -14,7 +14,6 @@ from planner.backends.common_rules import (
     zero_stages,
 )
 from planner.backends.fsdp_rules import (
-    CONTEXT_PARALLEL_ATTENTION,
     CONTEXT_PARALLEL_SEQUENCE,
     FULLY_SHARD,
     KEPT_WEIGHTS_NEED_SHARDS,
@@ -146,11 +145,8 @@ EXPERT_TOKENS = predicate(
 WHOLE_BESIDE_TP = predicate(
     "whole-beside-tp",
     lambda c: (c.batch.tp == 1) | everywhere(c, _splits(c.model)),
-    lambda c, i: (
-        f"tp({c.batch.tp[i]}) with latent attention({c.model.mla is not None}), position {c.model.position}, "
-        f"qk_norm {c.model.qk_norm}; tp must be 1"
-    ),
-    reason="Latent attention, learned positions and norms over all queries are not split over tensor-parallel ranks.",
+    lambda c, i: f"tp({c.batch.tp[i]}) with position {c.model.position} and qk_norm {c.model.qk_norm}; tp must be 1",
+    reason="Learned positions and norms over all queries are not split over tensor-parallel ranks.",
     source=PARALLEL,
     vary="tp",
     limit="planner",
@@ -167,7 +163,7 @@ EXPERT_RANKS = divisible(
 
 
 def _splits(model: ModelSpec) -> bool:
-    return model.mla is None and model.position in ("rope", "none") and model.qk_norm != "full"
+    return model.position in ("rope", "none") and model.qk_norm != "full"
 
 
 PRECISION = input_rule(
@@ -201,14 +197,24 @@ TIED_PIPELINE = predicate(
     vary="pp",
 )
 
-NO_CONTEXT_ON_CPU = predicate(
-    "context-parallel-needs-gpu",
-    lambda c: (c.batch.cp == 1) | everywhere(c, not c.cluster.accelerator.synchronous),
-    lambda c, i: f"cp({c.batch.cp[i]}) on {c.cluster.accelerator.id}, must be 1",
-    reason="Ring attention has no kernel for the processor.",
-    source="torch/distributed/tensor/experimental/_context_parallel",
+WHOLE_SEQUENCES = predicate(
+    "whole-sequences",
+    lambda c: (c.batch.cp == 1) | everywhere(c, _spans_ranks(c)),
+    lambda c, i: (
+        f"cp({c.batch.cp[i]}) with position {c.model.position}, samples of {c.job.attended_tokens} of {c.job.seq_len} "
+        f"tokens, flash_attention({c.job.flash_attention}); cp must be 1"
+    ),
+    reason="Ranks that share a sequence attend to all of it by fused attention, with rotary positions or none.",
+    source="planner_validate/context.py",
     vary="cp",
+    limit="planner",
 )
+
+
+def _spans_ranks(context: RuleContext) -> bool:
+    whole = context.job.attended_tokens == context.job.seq_len
+    return whole and context.job.flash_attention and context.model.position in ("rope", "none")
+
 
 NO_OFFLOAD_ON_CPU = predicate(
     "offload-needs-gpu",
@@ -228,7 +234,7 @@ RULES: tuple[Rule, ...] = (
     *COMMON,
     TIED_PIPELINE,
     schedule_rule(
-        {"single": ("none",), "plain": ("1f1b", "gpipe"), "virtual": ("interleaved",)},
+        {"single": ("none",), "plain": ("1f1b", "gpipe", "zb-h1"), "virtual": ("interleaved",)},
         "torch/distributed/pipelining/schedules.py",
     ),
     PIPELINE_FILLED,
@@ -246,8 +252,7 @@ RULES: tuple[Rule, ...] = (
     SEQUENCE_PARALLEL_NEEDS_TP,
     SEQUENCE_OVER_CP_TP,
     CONTEXT_PARALLEL_SEQUENCE,
-    CONTEXT_PARALLEL_ATTENTION,
-    NO_CONTEXT_ON_CPU,
+    WHOLE_SEQUENCES,
     SHARD_COVERS_CONTEXT,
     WHOLE_BESIDE_TP,
     EXPERTS_ARE_WHOLE,

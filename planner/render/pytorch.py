@@ -53,6 +53,7 @@ def run_config(document: PlanDocument, plan: Plan) -> RunConfig:
     synchronous = cluster.accelerator.synchronous
     return RunConfig(
         model=document.request.model,
+        cluster=cluster,
         job=document.request.job,
         strategy=plan.strategy,
         device="cpu" if synchronous else "cuda",

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from planner.specs.base import Spec
+from planner.specs.cluster import Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Estimate, Request
@@ -34,6 +35,8 @@ class RunConfig(Spec):
 
     schema_version: int = RUN_SCHEMA_VERSION
     model: ModelSpec
+    cluster: Cluster
+    """The machines that the plan is for."""
     job: Job
     strategy: Strategy
     device: RunDevice

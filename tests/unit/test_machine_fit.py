@@ -240,7 +240,7 @@ RUN_FACTORS = {
 
 def trained(asked: Question, ranks: int, factors: Mapping[str, float]) -> list[TrainingRun]:
     """The runs of a calibration as a machine with these factors would do them."""
-    runs = [TrainingRun(config, 1.0) for config in training_runs("cpu", ranks, "fp32", threads=1)]
+    runs = [TrainingRun(config, 1.0) for config in training_runs(machines("cpu", ranks), "cpu", "fp32", threads=1)]
     seconds = step_times(asked.cluster, asked.backend, runs, factors)
     return [TrainingRun(run.config, float(time)) for run, time in zip(runs, seconds, strict=True)]
 

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from planner.service.clusters import resolve_cluster
+from planner.service.requests import ClusterInput
 from planner.specs.job import Job
 from planner.specs.model import BiasSpec, MlaSpec, ModelSpec, MoeSpec
 from planner.specs.strategy import Recompute, Schedule, Strategy
@@ -111,7 +113,17 @@ def configuration(case: str) -> RunConfig:
     """What the processes of one case are told."""
     model, chosen = CASES[case]
     job = Job(seq_len=TOKENS, global_batch=SEQUENCES, precision=chosen.precision)
-    return RunConfig(model=model, job=job, strategy=chosen, device="cpu", warmup_steps=1, measured_steps=STEPS - 1)
+    # Processors train in 16 bits, too, but plans for them are in 32.
+    gpu = "cpu" if chosen.precision == "fp32" else "h100"
+    return RunConfig(
+        model=model,
+        cluster=resolve_cluster(ClusterInput(gpu=gpu, gpus=chosen.gpus)).cluster,
+        job=job,
+        strategy=chosen,
+        device="cpu",
+        warmup_steps=1,
+        measured_steps=STEPS - 1,
+    )
 
 
 def measure(case: str) -> dict[str, Any]:

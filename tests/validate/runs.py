@@ -56,6 +56,7 @@ def config(timeout_s: float = 120.0, ranks: int = 2) -> RunConfig:
     document = planned(gpus=ranks)
     return RunConfig(
         model=document.request.model,
+        cluster=document.request.cluster,
         job=document.request.job,
         strategy=document.best.strategy,
         device="cpu",

@@ -63,7 +63,7 @@ def test_every_kind_is_timed() -> None:
     benchmarks = every_kind()
     sizes, SIZES["cpu"] = SIZES["cpu"], (TINY,)
     try:
-        runs = training_runs("cpu", 2, "fp32", threads=1)
+        runs = training_runs(machines("cpu", 2), "cpu", "fp32", threads=1)
     finally:
         SIZES["cpu"] = sizes
     config = BenchmarkConfig(device="cpu", benchmarks=benchmarks, visits=1, repeats=2, batch_s=1e-4, runs=runs)
@@ -131,7 +131,7 @@ def test_a_process_that_dies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 @needs_torch
 def test_a_process_that_raises() -> None:
     """Its own words are what is told."""
-    (run_of_four, *_) = training_runs("cpu", 4, "fp32", threads=1)
+    (run_of_four, *_) = training_runs(machines("cpu", 4), "cpu", "fp32", threads=1)
     config = BenchmarkConfig(device="cpu", benchmarks=(), runs=(run_of_four,))
     with pytest.raises(MeasurementError, match=r"failed at training run 1: .*\b4\b"):
         measured(config, 2, lambda _: None)

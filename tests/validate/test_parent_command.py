@@ -165,7 +165,10 @@ def test_results_of_another_plan(plan: Path, tmp_path: Path, capsys: Capture) ->
     assert run(["validate", str(two), "--results", str(folder)]) == 2
     assert "world size 4" in capsys.readouterr().err
     other = planned("kept")
-    config = RunConfig(model=other.request.model, job=other.request.job, strategy=other.best.strategy, device="cpu")
+    asked = other.request
+    config = RunConfig(
+        model=asked.model, cluster=asked.cluster, job=asked.job, strategy=other.best.strategy, device="cpu"
+    )
     (folder / "run.json").write_text(config.model_dump_json())
     assert run(["validate", str(plan), "--results", str(folder)]) == 2
     assert "another strategy" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def calibrate_this_machine(options: Options, progress: Progress | None = None) -
         batch_s=_QUICK_BATCH_S if options.quick else _BATCH_S,
         threads=threads,
         runs=_RUN_VISITS
-        * training_runs(wanted.device, processes, wanted.precision, threads=threads, quick=options.quick),
+        * training_runs(question.cluster, wanted.device, wanted.precision, threads=threads, quick=options.quick),
     )
     results = measured(config, processes, tell)
     rows, missing = combined(config, results)

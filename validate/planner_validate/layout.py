@@ -12,100 +12,22 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from planner.specs.strategy import Offload, Strategy
+from planner.specs.strategy import Strategy
 from planner.specs.validation import GroupKind, RunConfig
-from planner_validate.model import unsupported as unsupported_model
-
-SCHEDULES = ("none", "gpipe", "1f1b", "interleaved", "zb-h1")
 
 
 def unsupported(config: RunConfig) -> str | None:
-    """Why the runner cannot run the configuration, or None."""
-    strategy, model, job = config.strategy, config.model, config.job
-    cpu = config.device == "cpu"
-    checks = {
-        f"zero_stage({strategy.zero_stage}): FSDP2 shards everything (3), keeps weights gathered (2), or nothing (0)": (
-            strategy.zero_stage == 1
-        ),
-        "a second, nearer shard of the parameters": strategy.secondary_shard_degree is not None,
-        f"etp({strategy.etp}): experts are not split over tensor-parallel ranks": strategy.etp > 1,
-        f"pipeline_schedule({strategy.pipeline_schedule}): PyTorch has no such schedule": (
-            strategy.pp > 1 and strategy.pipeline_schedule not in SCHEDULES
-        ),
-        "an embedding tied to the head over several pipeline stages": strategy.pp > 1 and model.tied,
-        **_context_parallel(config),
-        "offload on a CPU: there is no accelerator to copy from": strategy.offload != Offload() and cpu,
-        "offload of only a part, or of weights that are not sharded": strategy.offload != Offload()
-        and (strategy.offload != Offload(optimizer=1.0, parameters="cpu", device="cpu") or strategy.shard_degree == 1),
-        f"precision {config.strategy.precision}": strategy.precision in ("fp8", "nvfp4"),
-        "low-rank adapters": job.task == "lora",
-        f"loss {job.loss}": job.loss not in ("auto", "eager"),
-        f"samples of {job.sample_tokens} tokens, which do not divide the sequence": bool(
-            job.sample_tokens and job.sample_tokens < strategy.seq_len and strategy.seq_len % job.sample_tokens
-        ),
-        **_tensor_parallel(config),
-        **_pipeline(config),
-        f"global_batch({strategy.global_batch}) other than micro_batch({strategy.micro_batch}) * "
-        f"grad_accum({strategy.grad_accum}) * dp({strategy.dp})": strategy.global_batch
-        != strategy.micro_batch * strategy.grad_accum * strategy.dp,
-    }
-    found = [text for text, present in checks.items() if present]
-    model_reason = unsupported_model(model, job.attended_tokens)
-    reasons = ([f"the runner does not do {'; '.join(found)}"] if found else []) + (
-        [model_reason] if model_reason else []
-    )
-    return "; ".join(reasons) or None
-
-
-def _context_parallel(config: RunConfig) -> dict[str, bool]:
-    strategy, model, split = config.strategy, config.model, config.strategy.cp > 1
-    return {
-        f"{model.position} positions under context parallelism": split and model.position not in ("rope", "none"),
-        "packed samples under context parallelism": split and config.job.attended_tokens < strategy.seq_len,
-        "attention with score matrices under context parallelism": split and not config.job.flash_attention,
-        f"seq_len({strategy.seq_len}) over 2 * cp({strategy.cp}) chunks": split
-        and strategy.seq_len % (2 * strategy.cp) > 0,
-    }
-
-
-def _tensor_parallel(config: RunConfig) -> dict[str, bool]:
-    strategy, model = config.strategy, config.model
-    split = strategy.tp > 1
-    moe = model.moe
-    expert_group = strategy.tp * strategy.cp * strategy.dp
-    return {
-        f"{model.position} positions under tensor parallelism": split and model.position not in ("rope", "none"),
-        "a norm over all queries under tensor parallelism": split and model.qk_norm == "full",
-        "experts under tensor parallelism without sequence parallelism": (
-            split and moe is not None and not strategy.sequence_parallel
-        ),
-        f"kv_heads({model.kv_heads}) over tp({strategy.tp})": bool(
-            split and (model.heads % strategy.tp or (model.mla is None and model.kv_heads % strategy.tp))
-        ),
-        f"vocab({model.vocab}) over tp({strategy.tp})": bool(model.vocab % strategy.tp),
-        f"seq_len({strategy.seq_len}) over tp({strategy.tp})": bool(
-            strategy.sequence_parallel and strategy.seq_len % (strategy.tp * strategy.cp)
-        ),
-        f"ep({strategy.ep}) over tp * cp * dp({expert_group})": bool(expert_group % strategy.ep),
-        f"experts({moe.experts if moe else 0}) over ep({strategy.ep})": bool(moe and moe.experts % strategy.ep),
-        f"ep({strategy.ep}) of a model without experts": moe is None and strategy.ep > 1,
-    }
-
-
-def _pipeline(config: RunConfig) -> dict[str, bool]:
-    strategy = config.strategy
-    if strategy.pp == 1:
-        return {"virtual stages without a pipeline": strategy.vpp > 1}
-    number, pp = strategy.grad_accum, strategy.pp
-    rounds = max(number // pp, 1)
-    many = strategy.pipeline_schedule in ("interleaved", "zb-h1")
-    return {
-        f"pipeline_schedule({strategy.pipeline_schedule}) with vpp({strategy.vpp})": strategy.vpp > 1 and not many,
-        f"{number} micro-batches over pp({pp}) in {strategy.pipeline_schedule}": bool(number % rounds)
-        if many
-        else strategy.pipeline_schedule == "1f1b" and number < pp,
-        "a virtual stage without layers": 0 in strategy.layers_per_stage[1:-1],
-    }
+    """The rules of the backend ``pytorch`` that a configuration breaks, with their values; None where there are none."""
+    strategy, job = config.strategy, config.job
+    sizes = (strategy.micro_batch * strategy.grad_accum * strategy.dp, strategy.global_batch, job.global_batch)
+    if len(set(sizes)) > 1:
+        return (
+            f"micro_batch({strategy.micro_batch}) * grad_accum({strategy.grad_accum}) * dp({strategy.dp}) = {sizes[0]}, "
+            f"must be global_batch({sizes[1]}) and the job's ({sizes[2]})"
+        )
+    context = CostContext(config.model, config.cluster, job, get_backend("pytorch"))
+    broken = refusals(context, from_strategy(strategy, context.recompute_kinds))
+    return "; ".join(f"{refusal.rule.id}: {refusal.equation}" for refusal in broken) or None
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ def traced(found: Prepared) -> RunConfig:
     batch = count * strategy.micro_batch * strategy.dp
     return RunConfig(
         model=request.model,
+        cluster=request.cluster,
         job=request.job.model_copy(update={"global_batch": batch}),
         strategy=strategy.model_copy(update={"grad_accum": count, "global_batch": batch}),
         device="cpu",

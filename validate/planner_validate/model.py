@@ -1,6 +1,6 @@
 """A decoder built from a model's dimensions, or the slice of it that one pipeline stage holds.
 
-``unsupported`` names what the runner cannot build; ``initialise`` gives every parameter values that depend on its name
+``initialise`` gives every parameter values that depend on its name
 alone, so that any split of the model starts from the same weights."""
 
 from __future__ import annotations
@@ -25,34 +25,6 @@ INITIAL_SPREAD = 0.02
 EXACT_ELEMENTS = 1 << 24
 """Largest parameter that is generated whole before a rank takes its part; of a larger one every rank generates its own
 part, which is then another one for another split."""
-
-
-def unsupported(spec: ModelSpec, seq_len: int) -> str | None:
-    """What of the model the runner cannot build, or None."""
-    mixers = {mixer for mixer, _ in spec.layer_kinds()}
-    moe = spec.moe
-    narrow = spec.window is not None and spec.window.size < seq_len
-    checks = {
-        "layers with Mamba-2 or gated-delta-net mixers": bool(mixers & {"mamba", "gdn"}),
-        "blocks of a single mixer or MLP": "none" in mixers or any(mlp == "none" for _, mlp in spec.layer_kinds()),
-        f"sliding-window attention over fewer tokens than a sequence of {seq_len}": "window" in mixers and narrow,
-        "ALiBi positions": spec.position == "alibi",
-        "attention sinks": spec.sinks,
-        "an attention output gate": spec.attention_gate,
-        "multi-token prediction": spec.mtp_layers > 0,
-        "an embedding narrower than the model": spec.embedding_projections
-        or spec.embedding_width not in (0, spec.hidden),
-        "latent experts": moe is not None and moe.latent > 0,
-        "experts with biases": moe is not None and spec.bias.mlp,
-        f"{spec.norms_per_layer} norms a layer": spec.norms_per_layer == 3
-        or (spec.norms_per_layer == 1 and not spec.parallel_block),
-        "a parallel block with post-norms": spec.parallel_block and spec.norms_per_layer > 2,
-        f"rotary positions on an odd head width ({spec.head_dim})": spec.position == "rope"
-        and (spec.mla.qk_rope if spec.mla else spec.head_dim) % 2 == 1,
-        "latent attention without rotary positions": spec.mla is not None and spec.position != "rope",
-    }
-    found = [name for name, present in checks.items() if present]
-    return f"the runner cannot build {', '.join(found)}" if found else None
 
 
 class Block(nn.Module):

@@ -95,6 +95,7 @@ def runnable(document: PlanDocument, options: Options, probe: Probe = this_machi
     request, strategy = found.document.request, found.document.best.strategy
     config = RunConfig(
         model=request.model,
+        cluster=request.cluster,
         job=request.job,
         strategy=strategy,
         device=device,

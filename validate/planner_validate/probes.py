@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from planner.specs.cluster import Cluster
 from planner.specs.job import Job, Precision
 from planner.specs.model import ModelSpec, MoeSpec
 from planner.specs.strategy import Strategy
@@ -58,10 +59,11 @@ EXPERTS = 4
 
 
 def training_runs(
-    device: RunDevice, processes: int, precision: Precision, *, threads: int, quick: bool = False
+    cluster: Cluster, device: RunDevice, precision: Precision, *, threads: int, quick: bool = False
 ) -> tuple[RunConfig, ...]:
     """Runs of as many ranks: plain and sharded data parallelism, two tensor-parallel ranks, two stages, two
     expert-parallel ranks; of the small model only where it must be ``quick``."""
+    processes = cluster.gpus
     sizes = SIZES[device][:1] if quick else SIZES[device]
     runs = []
     for size, word in zip(sizes, ("small", "larger"), strict=False):
@@ -69,7 +71,9 @@ def training_runs(
         runs += [(size, dense, layout) for layout in _layouts(processes)]
         if processes % 2 == 0:
             runs.append((size, mixture, {"dp": processes, "ep": 2}))
-    return tuple(_config(device, size, model, layout, precision, threads=threads) for size, model, layout in runs)
+    return tuple(
+        _config(cluster, device, size, model, layout, precision, threads=threads) for size, model, layout in runs
+    )
 
 
 def _layouts(processes: int) -> list[dict[str, Any]]:
@@ -85,7 +89,14 @@ def _layouts(processes: int) -> list[dict[str, Any]]:
 
 
 def _config(
-    device: RunDevice, size: Size, model: ModelSpec, layout: dict[str, Any], precision: Precision, *, threads: int
+    cluster: Cluster,
+    device: RunDevice,
+    size: Size,
+    model: ModelSpec,
+    layout: dict[str, Any],
+    precision: Precision,
+    *,
+    threads: int,
 ) -> RunConfig:
     stages = layout.get("pp", 1)
     strategy = Strategy(
@@ -99,6 +110,7 @@ def _config(
     )
     return RunConfig(
         model=model,
+        cluster=cluster,
         job=Job(seq_len=size.tokens, global_batch=strategy.global_batch, precision=precision),
         strategy=strategy,
         device=device,
