@@ -168,12 +168,13 @@ def test_interrupted(number: signal.Signals) -> None:
 
 
 def test_the_parent_is_killed() -> None:
-    """Nobody is left to clean up, and yet nothing stays."""
+    """Nobody is left to clean up, and yet neither a process nor the folder stays."""
     process, folder = driver()
     assert len(processes_of(folder)) >= 3
     process.kill()
     process.communicate(timeout=60)
     assert processes_of(folder, within_s=20) == []
+    assert not Path(folder).exists()
 
 
 def test_the_keeper_is_killed() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from pathlib import Path
 
 MARK = "PLANNER_VALIDATE_RUN"
 """Environment variable that all processes of a run share; its value is the run's own."""
+FOLDER = "PLANNER_VALIDATE_FOLDER"
+"""Environment variable with the private folder of the run, which is removed where the starter no longer can."""
 GRACE_S = 3.0
 """Between the request to end and the kill."""
 _PROC = Path("/proc")
@@ -126,6 +129,7 @@ def keep(command: list[str], mark: str) -> int:
     """Run the command until it ends, the standard input closes (the starter is gone) or a signal comes; then end all
     that is left of it.  The command's exit code (128 + number after a signal), or 128 + 15 where it was ended."""
     _adopt_orphans()
+    starter = os.getppid()
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # Noted only: an exception out of a handler could come in the middle of the clean-up.
@@ -139,6 +143,8 @@ def keep(command: list[str], mark: str) -> int:
     while code is None and not asked and not _closed():
         code = child.poll()
     end_all(mark)
+    if os.getppid() != starter and FOLDER in os.environ:
+        shutil.rmtree(os.environ[FOLDER], ignore_errors=True)
     if code is None:
         return 128 + signal.SIGTERM
     return code if code >= 0 else 128 - code

@@ -231,7 +231,7 @@ def supervise(
             stderr=subprocess.STDOUT,
             cwd=folder.root,
             # torch leaves caches in the temporary folder; here they go with the run.
-            env={**environment, keeper.MARK: mark, "TMPDIR": str(folder.scratch)},
+            env={**environment, keeper.MARK: mark, keeper.FOLDER: str(folder.root), "TMPDIR": str(folder.scratch)},
             # Ctrl-C in the terminal reaches this process only, which ends the others in order.
             start_new_session=True,
         )
