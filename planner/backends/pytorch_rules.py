@@ -4,7 +4,7 @@ Sources name files of torch 2.13, or of the package planner_validate."""
 
 from __future__ import annotations
 
-from planner.backends.base import Rule
+from planner.backends.base import Rule, RuleContext
 from planner.backends.common_rules import (
     COMMON,
     HEADS_OVER_TP,

@@ -17,6 +17,7 @@ from planner.specs.benchmark import BenchmarkKind
 from planner.specs.job import Precision
 from planner.specs.profile import LEAST_FACTOR, MOST_FACTOR, MachineCalibration, MachineMeasurement
 from planner_validate.probes import training_runs
+from tests.strategies import machines
 
 GEMMS: tuple[BenchmarkKind, ...] = ("gemm forward", "gemm input gradient", "gemm weight gradient")
 COLLECTIVES: tuple[BenchmarkKind, ...] = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send")

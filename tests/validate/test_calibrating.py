@@ -22,6 +22,7 @@ from planner_validate import calibrating, worklist
 from planner_validate.calibrating import Options, calibrate_this_machine, combined, measured, trained
 from planner_validate.devices import Machine, this_machine
 from planner_validate.probes import SIZES, Size, training_runs
+from tests.strategies import machines
 
 ALONE: dict[BenchmarkKind, dict[str, int]] = {
     "copy": {"bytes": 1 << 16},

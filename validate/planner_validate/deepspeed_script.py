@@ -7,6 +7,7 @@ take Hugging Face models only, so plans with them need a training script of the 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import time
@@ -29,7 +30,8 @@ from planner_validate.training import synthetic_tokens
 
 def main() -> None:
     """Train; the first rank prints a line a step."""
-    import parallel_setup as plan
+    # The plan's own file, beside which this script starts.
+    plan = importlib.import_module("parallel_setup")
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--steps", type=int, default=8)
@@ -54,7 +56,7 @@ def _model(plan: Any, spec: ModelSpec, strategy: Strategy) -> nn.Module:
     """The whole decoder; from stage 3 on every rank makes its shard only."""
     with deepspeed.zero.Init(config_dict_or_path=plan.config(), enabled=strategy.zero_stage == 3):
         model = Stage(spec, range(spec.layers))
-    if strategy.zero_stage == 3 and spec.tied:
+    if strategy.zero_stage == 3 and spec.tied and model.embedding is not None:
         deepspeed.zero.register_external_parameter(model.head, model.embedding.weight)
     for block in model.layers.values():
         block.recompute = {} if strategy.recompute.mode == "full" else None

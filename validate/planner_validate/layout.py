@@ -12,18 +12,22 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from planner.backends import get_backend
+from planner.cost.context import CostContext
+from planner.search.legality import refusals
+from planner.specs.convert import from_strategy
 from planner.specs.strategy import Strategy
 from planner.specs.validation import GroupKind, RunConfig
 
 
 def unsupported(config: RunConfig) -> str | None:
-    """The rules of the backend ``pytorch`` that a configuration breaks, with their values; None where there are none."""
+    """The rules of the backend ``pytorch`` that a configuration breaks, with their values; None where it keeps all."""
     strategy, job = config.strategy, config.job
     sizes = (strategy.micro_batch * strategy.grad_accum * strategy.dp, strategy.global_batch, job.global_batch)
     if len(set(sizes)) > 1:
         return (
-            f"micro_batch({strategy.micro_batch}) * grad_accum({strategy.grad_accum}) * dp({strategy.dp}) = {sizes[0]}, "
-            f"must be global_batch({sizes[1]}) and the job's ({sizes[2]})"
+            f"micro_batch({strategy.micro_batch}) * grad_accum({strategy.grad_accum}) * dp({strategy.dp}) = "
+            f"{sizes[0]}, must be global_batch({sizes[1]}) and the job's ({sizes[2]})"
         )
     context = CostContext(config.model, config.cluster, job, get_backend("pytorch"))
     broken = refusals(context, from_strategy(strategy, context.recompute_kinds))

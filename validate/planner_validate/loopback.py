@@ -26,7 +26,7 @@ def _done() -> Any:
     return _create_work_from_future(future)
 
 
-class Loopback(dist.ProcessGroup):  # type: ignore[misc]
+class Loopback(dist.ProcessGroup):
     """Rank ``rank`` of ``size``, alone."""
 
     def __init__(self, rank: int, size: int) -> None:

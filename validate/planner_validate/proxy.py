@@ -73,6 +73,7 @@ def alone(found: Prepared, options: Options) -> RunConfig:
         )
     return RunConfig(
         model=request.model,
+        cluster=request.cluster,
         job=request.job,
         strategy=strategy,
         device=device_of(found.document),
