@@ -20,7 +20,6 @@ from planner.backends.fsdp_rules import (
     OFFLOAD_NEEDS_SHARDING,
     OFFLOAD_WHOLE,
     SEQUENCE_OVER_CP_TP,
-    SHARD_COVERS_CONTEXT,
     VOCAB_OVER_TP,
 )
 from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate
@@ -253,7 +252,6 @@ RULES: tuple[Rule, ...] = (
     SEQUENCE_OVER_CP_TP,
     CONTEXT_PARALLEL_SEQUENCE,
     WHOLE_SEQUENCES,
-    SHARD_COVERS_CONTEXT,
     WHOLE_BESIDE_TP,
     EXPERTS_ARE_WHOLE,
     EXPERT_TOKENS,

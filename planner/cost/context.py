@@ -199,7 +199,7 @@ class Work:
         use."""
         dense = np.maximum(self.batch.dp * self.batch.cp, 1)
         shard: IntArray = self.expert_group.astype(np.int64) * self.batch.shard_degree // dense
-        return np.maximum(shard, 1)
+        return np.where(self.batch.zero_stage > 0, np.maximum(shard, 1), 1)
 
     @cached_property
     def routed_rows(self) -> FloatArray:

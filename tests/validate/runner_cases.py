@@ -64,6 +64,7 @@ def pipeline(schedule: Schedule, **more: Any) -> Strategy:
     )
 
 
+SELECTIVE = Recompute(mode="selective", modules=("attention", "every-second-matmul"))
 FSDP = {"zero_stage": 3, "shard_degree": 4}
 SPLIT = {"dp": 2, "tp": 2, "sequence_parallel": True}
 CASES: dict[str, tuple[ModelSpec, Strategy]] = {
@@ -73,7 +74,7 @@ CASES: dict[str, tuple[ModelSpec, Strategy]] = {
     "hybrid": (DENSE, strategy(dp=4, zero_stage=3, shard_degree=2)),
     "odd model": (ODD, strategy(dp=4, **FSDP)),
     "full recompute": (DENSE, strategy(dp=4, **FSDP, recompute=Recompute(mode="full"))),
-    "selective recompute": (DENSE, strategy(dp=4, recompute=Recompute(mode="selective"))),
+    "selective recompute": (DENSE, strategy(dp=4, recompute=SELECTIVE)),
     "some recompute": (DENSE, strategy(dp=4, recompute=Recompute(mode="full", layers_per_stage=(2,)))),
     "mla": (LATENT, strategy(dp=4, **FSDP)),
     "pp 1f1b": (DENSE, pipeline("1f1b")),

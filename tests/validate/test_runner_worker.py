@@ -104,8 +104,8 @@ def test_a_failure_without_room_for_its_file(tmp_path: Path, capsys: pytest.Capt
     [
         ({"zero_stage": 1, "shard_degree": 4}, "zero_stage(1)"),
         ({"pp": 2, "dp": 2, "layers_per_stage": (2, 2), "pipeline_schedule": "zb-h2"}, "zb-h2"),
-        ({"tp": 4, "dp": 1, "sequence_parallel": True}, "kv_heads(2) over tp(4)"),
-        ({"ep": 4}, "without experts"),
+        ({"tp": 4, "dp": 1, "sequence_parallel": True}, "kv_heads(2) % tp(4) = 2"),
+        ({"ep": 4}, "experts(1) % ep(4) = 1"),
         ({"precision": "fp8"}, "precision fp8"),
         (
             {
@@ -115,24 +115,26 @@ def test_a_failure_without_room_for_its_file(tmp_path: Path, capsys: pytest.Capt
                 "pipeline_schedule": "1f1b",
                 "micro_batch": 4,
             },
-            "2 micro-batches over pp(4)",
+            "micro-batches(2) of a step >= pp(4)",
         ),
         (
             {"pp": 2, "dp": 2, "vpp": 2, "layers_per_stage": (2, 0, 1, 1), "pipeline_schedule": "interleaved"},
-            "a virtual stage without layers",
+            "layers_per_stage = [2, 0, 1, 1]",
         ),
         (
             {"pp": 2, "dp": 2, "vpp": 2, "layers_per_stage": (1, 1, 1, 1), "pipeline_schedule": "1f1b"},
-            "pipeline_schedule(1f1b) with vpp(2)",
+            "schedule(1f1b) with pp(2) and vpp(2)",
         ),
-        ({"cp": 2, "dp": 2, "seq_len": 34}, "seq_len(34) over 2 * cp(2)"),
-        ({"offload": Offload(parameters="cpu")}, "offload of only a part"),
-        ({"vpp": 2}, "virtual stages without a pipeline"),
+        ({"cp": 2, "dp": 2, "seq_len": 34}, "seq_len(34) % (2 * cp(2)) = 2"),
+        ({"offload": Offload(parameters="cpu")}, "optimizer share(0) on none, parameters on cpu"),
+        ({"vpp": 2}, "pp(1) * vpp(2) = 2 entries"),
     ],
 )
 def test_refusals(changes: dict[str, object], words: str) -> None:
     """What cannot run is named before anything is allocated."""
-    config = configuration("ddp").model_copy(update={"strategy": strategy(**{"dp": 4, **changes})})
+    chosen, config = strategy(**{"dp": 4, **changes}), configuration("ddp")
+    job = config.job.model_copy(update={"seq_len": chosen.seq_len, "precision": chosen.precision})
+    config = config.model_copy(update={"strategy": chosen, "job": job})
     assert words in (unsupported(config) or "")
 
 
@@ -141,7 +143,7 @@ def test_refusals(changes: dict[str, object], words: str) -> None:
     [
         ({"position": "alibi"}, "ALiBi"),
         ({"sinks": True}, "sinks"),
-        ({"mtp_layers": 1}, "multi-token"),
+        ({"mtp_layers": 1}, "mtp_layers"),
         ({"norms_per_layer": 1}, "1 norms a layer"),
         ({"attention_gate": True}, "gate"),
     ],

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from planner.backends import get_backend
 from planner.cost.context import CostContext
+from planner.errors import InputError
 from planner.search.legality import refusals
 from planner.specs.convert import from_strategy
 from planner.specs.strategy import Strategy
@@ -22,16 +23,32 @@ from planner.specs.validation import GroupKind, RunConfig
 
 def unsupported(config: RunConfig) -> str | None:
     """The rules of the backend ``pytorch`` that a configuration breaks, with their values; None where it keeps all."""
-    strategy, job = config.strategy, config.job
-    sizes = (strategy.micro_batch * strategy.grad_accum * strategy.dp, strategy.global_batch, job.global_batch)
-    if len(set(sizes)) > 1:
-        return (
-            f"micro_batch({strategy.micro_batch}) * grad_accum({strategy.grad_accum}) * dp({strategy.dp}) = "
-            f"{sizes[0]}, must be global_batch({sizes[1]}) and the job's ({sizes[2]})"
-        )
-    context = CostContext(config.model, config.cluster, job, get_backend("pytorch"))
-    broken = refusals(context, from_strategy(strategy, context.recompute_kinds))
+    contradiction = _contradiction(config)
+    if contradiction is not None:
+        return contradiction
+    context = CostContext(config.model, config.cluster, config.job, get_backend("pytorch"))
+    try:
+        batch = from_strategy(config.strategy, context.recompute_kinds)
+    except InputError as problem:
+        return f"{problem.message}: {problem.got}"
+    broken = refusals(context, batch)
     return "; ".join(f"{refusal.rule.id}: {refusal.equation}" for refusal in broken) or None
+
+
+def _contradiction(config: RunConfig) -> str | None:
+    """Where strategy and job do not say the same."""
+    strategy, job = config.strategy, config.job
+    for name in ("seq_len", "precision", "global_batch"):
+        mine, other = getattr(strategy, name), getattr(job, name)
+        if mine != other:
+            return f"strategy.{name}({mine}) = job.{name}({other}) must hold"
+    made_up = strategy.micro_batch * strategy.grad_accum * strategy.dp
+    if made_up != strategy.global_batch:
+        return (
+            f"micro_batch({strategy.micro_batch}) * grad_accum({strategy.grad_accum}) * dp({strategy.dp}) = {made_up}, "
+            f"must be global_batch({strategy.global_batch})"
+        )
+    return None
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,9 @@ class Post:
         self._write("phase", text + "\n")
 
     def result(self, result: Spec) -> None:
-        """Leave what was measured."""
+        """Leave what was measured, in place of what was until then."""
         self._write("json", result.model_dump_json())
+        (self._folder / f"rank-{self._rank}.partial").unlink(missing_ok=True)
 
     def partial(self, result: RankResult) -> None:
         """Leave what was measured until now, for a run that does not reach its end."""
