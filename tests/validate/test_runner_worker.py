@@ -30,9 +30,9 @@ def test_results_of_a_run(tmp_path: Path) -> None:
     """Every rank leaves its steps, memory, collectives with their times, and the same gradient check."""
     output = start(tmp_path, "fsdp", 4)
     results = tmp_path / "results"
-    assert sorted(path.name for path in results.iterdir()) == sorted(
-        f"rank-{rank}.{kind}" for rank in range(4) for kind in ("json", "phase")
-    ), output[-3000:]
+    names = {path.name for path in results.iterdir()}
+    assert names >= {f"rank-{rank}.{kind}" for rank in range(4) for kind in ("json", "phase")}, output[-3000:]
+    assert not any(name.endswith(("failure.json", ".part")) for name in names)
     for rank in range(4):
         found = RankResult.model_validate_json((results / f"rank-{rank}.json").read_text("utf-8"))
         assert (found.rank, found.world_size, found.coordinates["dp"]) == (rank, 4, rank)
