@@ -115,11 +115,15 @@ class PyTorch(Fsdp):
     def buffer_bytes(self, context: BufferContext) -> dict[str, FloatArray]:
         """Gather windows of sharded weights; stages of a pipeline hold theirs whole all step."""
         batch = context.batch
+        # Experts that lie on ranks of their own are gathered and reduced apart from the rest of their block, so that
+        # only one layer's are there at a time.
+        apart = (batch.ep * batch.tp > 1) & (context.model.moe is not None)
+        blocks = np.where(apart, 1, GATHERED_BLOCKS)
         windows = np.where((batch.pp > 1) | (batch.zero_stage == 0), 0.0, 1.0)
         width = context.job.compute_bytes
         gathered = np.where(batch.zero_stage == 3, windows, 0.0)
         return {
             "gathered embedding and head": gathered * width * context.root_params,
-            "gathered blocks": gathered * width * GATHERED_BLOCKS * context.layer_params,
-            "unsharded gradients": windows * GRADIENT_BYTES * GATHERED_BLOCKS * context.layer_params,
+            "gathered blocks": gathered * width * blocks * context.layer_params,
+            "unsharded gradients": windows * GRADIENT_BYTES * blocks * context.layer_params,
         }
