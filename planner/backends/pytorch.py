@@ -99,8 +99,10 @@ class PyTorch(Fsdp):
         held = super().state_bytes(job, batch, shard)
         single = job.global_batch <= batch.micro_batch * batch.dp
         kept = (batch.pp > 1) & (batch.zero_stage >= 2)
-        whole = np.where(batch.zero_stage == 0, MASTER_BYTES, held.weights)
-        staying = (batch.zero_stage == 2) | ((batch.pp > 1) & (batch.zero_stage == 3))
+        # In 16 bits plain data parallelism is fully_shard over one rank, whose 16-bit copies stay.
+        copies = (batch.zero_stage == 0) & (job.precision != "fp32")
+        whole = np.where((batch.zero_stage == 0) & ~copies, MASTER_BYTES, held.weights)
+        staying = copies | (batch.zero_stage == 2) | ((batch.pp > 1) & (batch.zero_stage == 3))
         # An offload moves no gradients that are not beside the weights: freed ones, and whole ones of a stage.
         moved = held.offloadable - np.where(kept | single, held.gradients, 0.0)
         return replace(

@@ -477,5 +477,33 @@ CASES: dict[str, Case] = {
     "accelerate-deepspeed-autotp": Case(
         document("accelerate-deepspeed", {"tp": 8, "dp": 2, "zero_stage": 1, "shard_degree": 2}, model=LLAMA_8B)
     ),
+    "pytorch-pipeline": Case(
+        document(
+            "pytorch",
+            {
+                "tp": 4,
+                "sequence_parallel": True,
+                "pp": 4,
+                "pipeline_schedule": "1f1b",
+                "layers_per_stage": (20,) * 4,
+                "dp": 8,
+                "zero_stage": 3,
+                "shard_degree": 8,
+            },
+        ),
+        launcher="slurm",
+    ),
+    "pytorch-hybrid": Case(
+        document("pytorch", {"dp": 16, "zero_stage": 2, "shard_degree": 8}, model=LLAMA_8B, recompute=FULL),
+        launcher="trainjob,skypilot",
+    ),
+    "pytorch-experts": Case(
+        document(
+            "pytorch",
+            {"dp": 16, "ep": 8, "zero_stage": 3, "shard_degree": 16, "seq_len": 4096},
+            model=QWEN3_30B,
+            recompute=SELECTIVE,
+        )
+    ),
 }
 """Every rendered situation: the golden files and the checks of all scripts run over these."""

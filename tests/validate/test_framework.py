@@ -31,7 +31,7 @@ from planner_validate.frameworks import (
 from planner_validate.launching import Ended, private_folder
 from planner_validate.options import Options
 from tests.golden.plans import CASES
-from tests.parsers.interpreter import lacking
+from tests.parsers.interpreter import PYTHON, lacking
 from tests.validate.test_framework_logs import megatron_line, megatron_memory
 
 STEPS = 8
@@ -261,3 +261,38 @@ def test_rendered_fsdp_files_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_are_the_common_ones() -> None:
     """Steps of the run are the steps of every mode."""
     assert Options().steps == STEPS
+
+
+@pytest.mark.parsers
+@pytest.mark.skipif(bool(lacking("deepspeed")), reason=lacking("deepspeed"))
+def test_deepspeed_trains_on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed itself, on two processes without a GPU: its timer's lines and the losses of the script are read."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("PATH", str(Path(PYTHON).parent) + os.pathsep + os.environ["PATH"])
+    monkeypatch.setattr("planner_validate.frameworks.sys.executable", PYTHON)
+    job = JobInput(seq_len=64, global_batch=4)
+    plan = estimate(
+        "gpt2-124m", ClusterInput(gpu="h100", gpus=2), job, StrategyInput(zero_stage=2), backend="deepspeed"
+    )
+    with private_folder() as folder:
+        output, ended = started(plan, FRAMEWORKS["deepspeed"], Options(timeout_s=400.0), folder)
+    log = read_log(output, FRAMEWORKS["deepspeed"].log, amounts(plan.best.strategy))
+    made = report(plan, FRAMEWORKS["deepspeed"], log, ended)
+    assert made.failures == ()
+    assert made.step_time is not None
+    assert made.losses[-1] < made.losses[0]
+
+
+@pytest.mark.parametrize("strategy", [StrategyInput(tp=2, zero_stage=1), StrategyInput(pp=2, zero_stage=1)])
+def test_deepspeed_splits_only_what_is_made_for_it(strategy: StrategyInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a script of the user's such plans are refused before anything starts."""
+    monkeypatch.delenv("TRAIN_SCRIPT", raising=False)
+    plan = estimate(
+        "llama-3-8b",
+        ClusterInput(gpu="h100", gpus=8),
+        JobInput(seq_len=4096, global_batch=64),
+        strategy,
+        backend="deepspeed",
+    )
+    with pytest.raises(InputError, match="need a training script"):
+        prepared(plan, FRAMEWORKS["deepspeed"], STEPS)

@@ -2,7 +2,8 @@
 
 ``launch.sh`` starts it in the folder of the plan, where ``parallel_setup.py`` holds the plan's Python part,
 ``ds_config.json`` DeepSpeed's configuration and ``plan_parts.json`` the model.  Tensor parallelism (AutoTP) and Ulysses
-take Hugging Face models only, so plans with them need a training script of the user's."""
+take Hugging Face models only and the pipeline a list of layers, so plans with them need a training script of the
+user's."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def main() -> None:
     spec, job = ModelSpec.model_validate(parts["model"]), Job.model_validate(parts["job"])
     get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
     deepspeed.init_distributed()
-    engine = plan.initialize(_model(plan, spec, strategy))
+    model = _model(plan, spec, strategy)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=plan.config())
     for step in range(1, options.steps + 1):
         started = time.perf_counter()
         loss = _step(engine, spec, strategy, job, step)

@@ -29,6 +29,8 @@ class LogFormat:
     step: re.Pattern[str]
     """Groups: ``step``, one of ``ms``, ``seconds``, ``tokens_per_s`` (a GPU) and ``samples_per_s``; perhaps ``loss``
     and what ``memory`` has."""
+    losses: re.Pattern[str] | None = None
+    """Groups ``step`` and ``loss``, where they stand on a line of their own."""
     memory: re.Pattern[str] | None = None
     """Groups: perhaps ``rank``; ``allocated`` and ``reserved``, at least one of them, at their largest."""
     memory_unit: int = GIB
@@ -90,17 +92,6 @@ TORCHTITAN = LogFormat(
     ),
 )
 
-DEEPSPEED = LogFormat(
-    title="DeepSpeed",
-    source="DeepSpeed 0.19, deepspeed/utils/timer.py (ThroughputTimer.stop)",
-    step=re.compile(
-        rf"global_step=(?P<step>\d+), RunningAvgSamplesPerSec={_NUMBER}, "
-        rf"CurrSamplesPerSec=(?P<samples_per_s>{_NUMBER}), "
-        rf"MemAllocated={_NUMBER}GB, MaxMemAllocated=(?P<allocated>{_NUMBER})GB"
-    ),
-)
-"""The pipeline engine prints through the same timer."""
-
 OWN_SCRIPT = LogFormat(
     title="a script that the planner wrote",
     source="templates/fsdp/example_train.py.j2 and planner_validate/deepspeed_script.py",
@@ -109,6 +100,19 @@ OWN_SCRIPT = LogFormat(
         re.MULTILINE,
     ),
 )
+
+DEEPSPEED = LogFormat(
+    title="DeepSpeed",
+    source="DeepSpeed 0.19, deepspeed/utils/timer.py (ThroughputTimer.stop)",
+    step=re.compile(
+        rf"global_step=(?P<step>\d+), RunningAvgSamplesPerSec={_NUMBER}, "
+        rf"CurrSamplesPerSec=(?P<samples_per_s>{_NUMBER}), "
+        rf"MemAllocated={_NUMBER}GB, MaxMemAllocated=(?P<allocated>{_NUMBER})GB"
+    ),
+    # What the script of planner_validate prints.
+    losses=OWN_SCRIPT.step,
+)
+"""The pipeline engine prints through the same timer."""
 
 
 def read_log(text: str, form: LogFormat, amounts: Amounts) -> RunLog:
@@ -126,6 +130,8 @@ def read_log(text: str, form: LogFormat, amounts: Amounts) -> RunLog:
         if loss is not None and not loss < 0:
             read.losses[step] = loss
         _remember(read, groups, form.memory_unit)
+    for match in form.losses.finditer(plain) if form.losses else ():
+        read.losses[int(match["step"])] = float(match["loss"])
     for match in form.memory.finditer(plain) if form.memory else ():
         _remember(read, match.groupdict(), form.memory_unit)
     read.failures = read_failures(plain)

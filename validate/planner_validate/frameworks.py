@@ -106,9 +106,23 @@ def _mock_corpus(document: PlanDocument, files: Files) -> Files:
     }
 
 
+def _check_deepspeed(strategy: Strategy) -> None:
+    """Refuse what DeepSpeed splits only for a script of the user's."""
+    if os.environ.get("TRAIN_SCRIPT") or max(strategy.tp, strategy.cp, strategy.pp) == 1:
+        return
+    raise InputError(
+        "DeepSpeed's tensor, sequence and pipeline parallelism need a training script with a model made for them",
+        where="--with-framework",
+        got=f"tp {strategy.tp}, cp {strategy.cp}, pp {strategy.pp}, and no TRAIN_SCRIPT",
+        allowed="a plan with tp, cp and pp 1, or TRAIN_SCRIPT",
+        hint="set TRAIN_SCRIPT to your script, which imports parallel_setup.py and takes --steps",
+    )
+
+
 def _deepspeed_files(document: PlanDocument, files: Files) -> Files:
     """Reports every step, and at a level that is shown (DeepSpeed 0.19 hides it by default); adds what the script
     builds."""
+    _check_deepspeed(document.best.strategy)
     config = json.loads(files["ds_config.json"]) | {"steps_per_print": 1, "log_level": "info"}
     described = {"model": document.request.model, "job": document.request.job, "strategy": document.best.strategy}
     plan = {name: spec.model_dump(mode="json") for name, spec in described.items()}
