@@ -229,7 +229,7 @@ def _notes(found: Prepared, cluster: Cluster, rank: int) -> tuple[str, ...]:
     ]
     if cluster.ranks_per_core > 1:
         notes.append(
-            f"the rank had a core to itself; the plan puts {cluster.ranks_per_core:g} ranks on one, so its times are "
-            "multiplied by that"
+            f"the rank had a core to itself; the plan puts {cluster.ranks_per_core:g} ranks on one, so its times "
+            "are multiplied by that"
         )
     return tuple(notes)
