@@ -56,16 +56,16 @@ class Case:
 
 
 CASES = (
-    Case("dense, DDP", DENSE, 128, 32, StrategyInput(micro_batch=4)),
+    Case("dense, DDP", DENSE, 128, 32, StrategyInput(zero_stage=0, micro_batch=4)),
     Case("dense, FSDP", DENSE, 128, 32, StrategyInput(zero_stage=3, micro_batch=4)),
-    Case("dense, TP 2 x DP 2", DENSE, 128, 32, StrategyInput(tp=2, micro_batch=4)),
-    Case("dense, PP 2 x DP 2", DENSE, 128, 32, StrategyInput(pp=2, micro_batch=2)),
-    Case("experts, EP 2 x DP 4", EXPERTS, 128, 32, StrategyInput(ep=2, micro_batch=4)),
-    Case("wide, DDP", WIDE, 256, 16, StrategyInput(micro_batch=2)),
+    Case("dense, TP 2 x DP 2", DENSE, 128, 32, StrategyInput(tp=2, zero_stage=0, micro_batch=4)),
+    Case("dense, PP 2 x DP 2", DENSE, 128, 32, StrategyInput(pp=2, zero_stage=0, micro_batch=2)),
+    Case("experts, EP 2 x DP 4", EXPERTS, 128, 32, StrategyInput(ep=2, zero_stage=0, micro_batch=4)),
+    Case("wide, DDP", WIDE, 256, 16, StrategyInput(zero_stage=0, micro_batch=2)),
     Case("wide, FSDP, all recomputed", WIDE, 256, 32, StrategyInput(zero_stage=3, micro_batch=2, recompute="full")),
     Case("wide, hybrid 2 x 2", WIDE, 256, 16, StrategyInput(zero_stage=3, shard_degree=2, micro_batch=2)),
-    Case("wide, PP 4", WIDE, 256, 16, StrategyInput(pp=4, micro_batch=2)),
-    Case("wide, TP 2 x PP 2", WIDE, 256, 24, StrategyInput(tp=2, pp=2, micro_batch=4)),
+    Case("wide, PP 4", WIDE, 256, 16, StrategyInput(pp=4, zero_stage=0, micro_batch=2)),
+    Case("wide, TP 2 x PP 2", WIDE, 256, 24, StrategyInput(tp=2, pp=2, zero_stage=0, micro_batch=4)),
 )
 
 
