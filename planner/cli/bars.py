@@ -23,7 +23,7 @@ CATEGORIES = (
     ("O", "optimizer", "magenta", ("optimizer",)),
     ("A", "activations", "green", ("activations", "recomputed layer")),
     ("L", "logits and loss", "yellow", ("logits and loss", "final norm")),
-    ("B", "buffers", "red", ("buffers", "backward of one layer", "optimizer temporaries")),
+    ("B", "buffers", "red", ("buffers", "matrix library workspaces", "backward of one layer", "optimizer temporaries")),
     ("V", "overhead", "white", ()),
 )
 """The last one takes every other name."""

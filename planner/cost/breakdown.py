@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from planner.cost.activations import final_norm_bytes
 from planner.cost.stage_model import StageResult
 from planner.cost.step import Step
+from planner.cost.workspace import WORKSPACES
 from planner.specs.batch import FloatArray, IntArray
 from planner.specs.plan import Breakdown
 
@@ -144,10 +145,9 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
     states = _state_leaves(step, rank, layers, offload)
     activations = _activation_leaves(step, rank, layers, recomputed)
     last = rank == step.pp - 1
-    buffers = [
-        leaf(name, value[0], "framework buffer")
-        for name, value in step.standing(step.last_buffers if last else step.buffers).items()
-    ]
+    standing = step.standing(step.last_buffers if last else step.buffers)
+    libraries = leaf(WORKSPACES, standing.pop(WORKSPACES)[0], "scratch memory of matrix libraries")
+    buffers = [leaf(name, value[0], "framework buffer") for name, value in standing.items()]
     again = step.recomputed_layer[0]
     running = [
         leaf(
@@ -171,7 +171,9 @@ def _stage_memory(step: Step, rank: int, layers: IntArray, recomputed: IntArray,
     else:
         logits = running
     forward = _phase(
-        step, "forward and backward", [*states, total("activations", activations), *logits, total("buffers", buffers)]
+        step,
+        "forward and backward",
+        [*states, total("activations", activations), *logits, total("buffers", buffers), libraries],
     )
     temporary = float(layers @ step.model.step_temporary_layer_bytes[0])
     update = _phase(

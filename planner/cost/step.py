@@ -18,7 +18,7 @@ from planner.cost.optimizer import gpu_step_s, host_link_bytes_per_s, offload_ex
 from planner.cost.sharding import LayerTraffic, Weights, traffic
 from planner.cost.stage_model import StageModel
 from planner.cost.weights import Ends, layer_weights
-from planner.cost.workspace import workspace_bytes
+from planner.cost.workspace import WORKSPACES, workspace_bytes
 from planner.specs.batch import BoolArray, FloatArray
 from planner.units import GIB
 
@@ -244,7 +244,7 @@ class Step:
         return {
             **buffers,
             "tensor-parallel overlap buffers": overlap,
-            "matrix library workspaces": workspace_bytes(self.work),
+            WORKSPACES: workspace_bytes(self.work),
         }
 
     def standing(self, buffers: dict[str, FloatArray]) -> dict[str, FloatArray]:

@@ -11,6 +11,8 @@ from planner.cost.context import Work
 from planner.specs.batch import FloatArray
 from planner.units import MIB
 
+WORKSPACES = "matrix library workspaces"
+"""Their name among the buffers of a rank."""
 _THREADS = 2
 _LARGE_CUBLAS = 32.0 * MIB
 """CUBLAS_WORKSPACE_CONFIG :4096:8: PyTorch's choice on Hopper, and Megatron's for deterministic runs."""

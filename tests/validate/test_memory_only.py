@@ -131,8 +131,8 @@ def test_traced_like_a_real_run(strategy: StrategyInput, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_traced(tmp_path: Path) -> None:
-    """Context parallelism needs a GPU's kernels: the answer names the other ways."""
-    document = plan(tmp_path, WIDE, 8, StrategyInput(cp=2, zero_stage=3))
+    """Offload needs a GPU: the answer names the other ways."""
+    document = plan(tmp_path, WIDE, 8, StrategyInput(offload="cpu+parameters", zero_stage=3))
     with pytest.raises(InputError, match="cannot be traced") as caught:
         memory_only.run(document, Options(), None)
     assert "--proxy" in str(caught.value.hint)

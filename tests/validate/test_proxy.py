@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import InputError, MissingExtraError
+from planner.errors import MissingExtraError
 from planner.service import StrategyInput
 from planner.specs.plan import PlanDocument
 from planner_validate import proxy
@@ -57,20 +57,14 @@ def test_no_gpu(tmp_path: Path) -> None:
     assert "--memory-only" in str(caught.value.hint)
 
 
-def test_context_parallel_ranks_do_not_run_alone(tmp_path: Path) -> None:
-    """Refused with the reason."""
-    document = plan(tmp_path, WIDE, 8, StrategyInput(cp=2, zero_stage=3))
-    with pytest.raises(InputError, match="cannot run alone"):
-        proxy.run(document, Options(), None)
-
-
 @pytest.mark.parametrize(
     ("gpus", "strategy", "kinds"),
     [
         (4, StrategyInput(zero_stage=3), {"dp"}),
         (8, StrategyInput(tp=2, pp=2, zero_stage=2), {"tp", "dp", "pp"}),
+        (4, StrategyInput(cp=2, zero_stage=3), {"cp", "dp"}),
     ],
-    ids=["sharded", "tensor-pipeline"],
+    ids=["sharded", "tensor-pipeline", "context"],
 )
 def test_a_rank_of_a_larger_plan(gpus: int, strategy: StrategyInput, kinds: set[str], tmp_path: Path) -> None:
     """One process trains what a rank of four or eight would; its memory is that of its stage."""

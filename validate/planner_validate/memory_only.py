@@ -71,12 +71,12 @@ def enough_micro_batches(strategy: Strategy) -> int:
 def traced(found: Prepared) -> RunConfig:
     """What each traced rank is told: the plan on processors, with as many micro-batches as its peak needs."""
     request, strategy = found.document.request, found.document.best.strategy
-    if strategy.cp > 1 or strategy.offload.device != "none" or strategy.offload.parameters != "none":
+    if strategy.offload.device != "none" or strategy.offload.parameters != "none":
         raise InputError(
-            "ranks with context parallelism or offload cannot be traced: both need a GPU",
+            "ranks with offload cannot be traced: that needs a GPU",
             where="--memory-only",
-            got=f"cp {strategy.cp}, offload to {strategy.offload.device}",
-            allowed="cp 1, no offload",
+            got=f"offload to {strategy.offload.device}",
+            allowed="no offload",
             hint="--proxy or the run itself measures them on GPUs",
         )
     count = enough_micro_batches(strategy)

@@ -63,14 +63,6 @@ def slowest_rank(strategy: Strategy, estimate: Estimate) -> int:
 def alone(found: Prepared, options: Options) -> RunConfig:
     """What the rank is told: the plan as it is; there is nobody to compare gradients with."""
     request, strategy = found.document.request, found.document.best.strategy
-    if strategy.cp > 1:
-        raise InputError(
-            "a rank of a context-parallel group cannot run alone: ring attention needs what the others send",
-            where="--proxy",
-            got=f"cp {strategy.cp}",
-            allowed="cp 1",
-            hint="run the whole plan, or a plan with --cp 1 of the same length of sequence per rank",
-        )
     return RunConfig(
         model=request.model,
         cluster=request.cluster,

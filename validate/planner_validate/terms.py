@@ -22,12 +22,13 @@ MEMORY_TERMS: Mapping[str, MemoryTerm | None] = {
     "backward of one layer": "buffers",
     "buffers": "buffers",
     "optimizer temporaries": "buffers",
+    "matrix library workspaces": None,
     "fragmentation": None,
     "context and communication buffers": None,
 }
 """Parts of a phase in the estimate's memory tree by what they are to a measurement; None: beside the tensors."""
-RESERVED = "fragmentation"
-"""What the allocator holds beyond the tensors."""
+RESERVED = ("matrix library workspaces", "fragmentation")
+"""What a caching allocator holds beyond the tensors."""
 
 FORWARD_BACKWARD = "forward and backward"
 OPTIMIZER = "optimizer"
@@ -85,7 +86,7 @@ def allocated(phase: Breakdown) -> float:
 
 def reserved(phase: Breakdown) -> float:
     """Bytes that the allocator holds for them."""
-    return allocated(phase) + sum(part.value for part in phase.children if part.name == RESERVED)
+    return allocated(phase) + sum(part.value for part in phase.children if part.name in RESERVED)
 
 
 def predicted_times(tree: Breakdown) -> dict[str, float]:
