@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from planner.specs.base import Spec
 from planner.specs.cluster import Cluster
@@ -146,6 +146,13 @@ class Comparison(Spec):
     origin: Origin = "measured"
     suspect: str = ""
     """What to look at first where the two differ; empty where they do not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_stated(cls, data: Any) -> Any:
+        """The document also says what follows from the fields; read back, it follows again."""
+        derived = ("error", "within")
+        return {name: value for name, value in data.items() if name not in derived} if isinstance(data, dict) else data
 
     @property
     def error(self) -> float | None:
