@@ -30,17 +30,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_contents(wheel: Path) -> None:
-    """One top-level package; every data file, every template and the type marker are inside."""
+    """Two top-level packages; every module, data file and template and the type markers are inside."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"planner"}
-    for path in (ROOT / "planner").rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            assert path.relative_to(ROOT).as_posix() in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"planner", "planner_validate"}
+    for top, folder in ((ROOT, "planner"), (ROOT / "validate", "planner_validate")):
+        for path in (top / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert path.relative_to(top).as_posix() in names
     templates = [path for path in (ROOT / "templates").rglob("*") if path.is_file()]
     assert templates
     for path in templates:
         assert f"planner/{path.relative_to(ROOT).as_posix()}" in names
-    assert "planner/py.typed" in names
+    assert {"planner/py.typed", "planner_validate/py.typed"} <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
