@@ -4,6 +4,8 @@ Sources name files of torch 2.13, or of the package planner_validate."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.backends.base import Rule, RuleContext
 from planner.backends.common_rules import (
     COMMON,
@@ -24,8 +26,10 @@ from planner.backends.fsdp_rules import (
 )
 from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate
 from planner.backends.torchtitan_rules import INTERLEAVED_ROUNDS, PIPELINE_FILLED
+from planner.specs.batch import SCHEDULES, BoolArray
 from planner.specs.model import ModelSpec
 
+_ZERO_BUBBLE = SCHEDULES.index("zb-h1")
 LAYERS = "planner_validate/layers.py"
 PARALLEL = "planner_validate/parallel.py"
 VENDORS = ("nvidia", "amd", "cpu")
@@ -196,6 +200,20 @@ TIED_PIPELINE = predicate(
     vary="pp",
 )
 
+SPLIT_BACKWARD = predicate(
+    "split-backward-recompute",
+    lambda c: (c.batch.schedule != _ZERO_BUBBLE) | _keeps_all(c),
+    lambda c, i: f"schedule(zb-h1) with recompute({c.kinds[int(c.batch.recompute_kind[i])].id}), must be none",
+    reason="A backward pass in two parts would recompute twice, which torch refuses.",
+    source="torch/utils/checkpoint.py",
+)
+
+
+def _keeps_all(context: RuleContext) -> BoolArray:
+    none = np.array([kind.mode == "none" for kind in context.kinds], dtype=np.bool_)
+    return np.asarray(none[context.batch.recompute_kind], dtype=np.bool_)
+
+
 WHOLE_SEQUENCES = predicate(
     "whole-sequences",
     lambda c: (c.batch.cp == 1) | everywhere(c, _spans_ranks(c)),
@@ -236,6 +254,7 @@ RULES: tuple[Rule, ...] = (
         {"single": ("none",), "plain": ("1f1b", "gpipe", "zb-h1"), "virtual": ("interleaved",)},
         "torch/distributed/pipelining/schedules.py",
     ),
+    SPLIT_BACKWARD,
     PIPELINE_FILLED,
     INTERLEAVED_ROUNDS,
     zero_stages(

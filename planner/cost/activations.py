@@ -157,6 +157,9 @@ def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:
     model, size = work.context.model, work.context.activation_bytes
     up = 3.0 if model.gated_mlp else 2.0
     hidden = 2.0 * size * model.hidden * work.tokens
+    if work.context.backend.habits.gathered_inputs:
+        # The gradient of the gathered input, before it is scattered to the ranks that split the tokens.
+        hidden = hidden + np.where(work.batch.sequence_parallel, size * model.hidden * work.tokens, 0.0)
     if kind[1] == "moe" and model.moe is not None:
         routed = work.routed_rows * (
             size * up * model.moe.expert_ffn / work.etp + 2.0 * size * (model.moe.latent or model.hidden)

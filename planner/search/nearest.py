@@ -12,7 +12,7 @@ from planner.cost.context import CostContext
 from planner.cost.evaluate import evaluate
 from planner.search.outcome import Pin
 from planner.search.space import Group, enumerate_space
-from planner.specs.batch import DEVICES, FloatArray, StrategyBatch
+from planner.specs.batch import DEVICES, SCHEDULES, FloatArray, StrategyBatch
 from planner.specs.strategy import Strategy
 
 CHUNK = 200
@@ -67,6 +67,7 @@ def _distance(batch: StrategyBatch, strategy: Strategy) -> FloatArray:
         wanted = max(int(getattr(strategy, name)), 1)
         far = far + weight * np.abs(np.log2(np.maximum(getattr(batch, name), 1) / wanted))
     far = far + 0.5 * np.abs(batch.zero_stage - strategy.zero_stage)
+    far = far + 0.2 * (batch.schedule != SCHEDULES.index(strategy.pipeline_schedule))
     return np.asarray(far + 0.3 * (batch.sequence_parallel != strategy.sequence_parallel), dtype=np.float64)
 
 
