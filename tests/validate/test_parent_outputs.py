@@ -236,4 +236,6 @@ def test_the_next_step_can_be_taken() -> None:
     assert "--on-this-machine" not in report.next_step(too_full)
     assert "calibrate" not in report.next_step(as_if(slow, mode="memory-only"))
     checked = GradientCheck(parameters=1, largest_relative_error=1.0, gradient_norm=1.0, reference_norm=2.0)
-    assert "--on-this-machine" not in report.next_step(as_if(slow, gradients=checked))
+    wrong = as_if(slow, gradients=checked, verdict="failed")
+    assert "first suspect" in report.next_step(wrong)
+    assert "failure" not in report.next_step(wrong)

@@ -198,10 +198,12 @@ def next_step(report: ValidationReport) -> str:
             return "`planner suggest --memory-margin 0.1 ...` keeps more memory free; --memory-only tells where it goes"
         if "timeout" in kinds:
             return "look at the named rank; --timeout gives slow machines more time"
+        if not report.failures:
+            return "look at the first suspect: this training is wrong, whatever its speed"
         return "look at the first failure; --json has the last lines of every rank"
     if report.mode == "memory-only":
         return _after_memory(report)
-    if report.verdict == "outside" and not _only_slower(report):
+    if report.verdict == "outside" and report.step_time is not None and report.step_time.within:
         return "look at the first suspect; a profile of `planner calibrate` would change the predicted times only"
     if report.verdict == "outside" and report.request.profile is None:
         return f"`{_calibrate(report)}`, then again with --profile machine.yaml"
@@ -221,12 +223,6 @@ def _after_memory(report: ValidationReport) -> str:
             "look at the first suspect; sizes are exact here, so keep the measured peak in mind when choosing the plan"
         )
     return "the memory can be trusted this far; its times need a run: --proxy on one device, or the whole plan"
-
-
-def _only_slower(report: ValidationReport) -> bool:
-    """Whether the gap is one of time, in training that is sound."""
-    timed = report.step_time is not None and not report.step_time.within
-    return timed and (report.gradients is None or report.gradients.passed)
 
 
 def _calibrate(report: ValidationReport) -> str:
