@@ -16,6 +16,8 @@ from planner.errors import InputError, MissingExtraError
 from planner.specs.validation import GradientCheck, RankFailure, ValidationReport
 from planner_validate import records, report
 from planner_validate.comparison import report as compared
+from planner_validate.options import Options
+from planner_validate.plans import prepared
 from tests.validate.runs import LAYOUTS, as_predicted, found_for
 
 
@@ -239,3 +241,20 @@ def test_the_next_step_can_be_taken() -> None:
     wrong = as_if(slow, gradients=checked, verdict="failed")
     assert "first suspect" in report.next_step(wrong)
     assert "failure" not in report.next_step(wrong)
+
+
+def test_the_runners_own_plans_have_no_other_framework() -> None:
+    """PyTorch alone is no framework that --with-framework could start."""
+    document = found_for().document
+    job = document.request.job.model_copy(update={"precision": "fp8"})
+    strategy = document.best.strategy.model_copy(update={"precision": "fp8"})
+    refused = document.model_copy(
+        update={
+            "request": document.request.model_copy(update={"job": job}),
+            "best": document.best.model_copy(update={"strategy": strategy}),
+        }
+    )
+    with pytest.raises(InputError, match="precision") as caught:
+        prepared(refused, Options())
+    assert "--backend pytorch" in (caught.value.hint or "")
+    assert "--with-framework" not in (caught.value.hint or "")
