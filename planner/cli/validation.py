@@ -108,7 +108,7 @@ def validate(
         _write_job(document, options, launcher, out, force=force, as_json=as_json)
         return
     if out is not None:
-        report.check_out(out, force=force)
+        report.check_out(out, force=force, plan=plan)
     if record is not None:
         records.check_record(record)
     mode = _mode(results, proxy=proxy, memory_only=memory_only, with_framework=with_framework)

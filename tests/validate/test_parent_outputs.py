@@ -13,9 +13,11 @@ import pytest
 from planner.accuracy.predict import cases_of, predict
 from planner.accuracy.runs.records import read_records
 from planner.errors import InputError, MissingExtraError
-from planner.specs.validation import RankFailure, ValidationReport
+from planner.specs.validation import GradientCheck, RankFailure, ValidationReport
 from planner_validate import records, report
 from planner_validate.comparison import report as compared
+from planner_validate.options import Options
+from planner_validate.plans import prepared
 from tests.validate.runs import LAYOUTS, as_predicted, found_for
 
 
@@ -170,3 +172,89 @@ def test_a_failed_run_is_no_record(tmp_path: Path) -> None:
 def test_record_files_that_cannot_be_added_to(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--record"):
         records.check_record(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plan.json", '{\n  "schema_version": 1\n}\n'),
+        ("notes.txt", ""),
+        ("new.json", None),
+        ("odd.jsonl", "not a record\n"),
+        ("list.jsonl", "[1]\n"),
+        ("plan.jsonl", '{\n  "schema_version": 1\n}\n'),
+    ],
+)
+def test_records_are_not_added_to_other_files(name: str, text: str | None, tmp_path: Path) -> None:
+    """The plan itself above all: a line behind it makes it unreadable."""
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match="--record"):
+        records.check_record(path)
+
+
+@pytest.mark.parametrize("name", ["new.jsonl", "empty.jsonl", "runs.jsonl"])
+def test_record_files_that_can_be_added_to(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    records.append(made(), tmp_path / "runs.jsonl")
+    records.check_record(tmp_path / name)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_report_never_replaces_its_plan(force: bool, tmp_path: Path) -> None:
+    """Also not where other files may be replaced, and also through a link."""
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    (tmp_path / "link.json").symlink_to(plan)
+    for prefix in ("plan", "plan.json", "link"):
+        with pytest.raises(InputError, match="the plan itself"):
+            report.check_out(f"{tmp_path}/{prefix}", force=force, plan=plan)
+    report.check_out(f"{tmp_path}/report", force=force, plan=plan)
+
+
+def test_an_empty_place_is_not_this_folder() -> None:
+    """An unset variable of a shell is no wish to write here."""
+    with pytest.raises(InputError, match="no place is named"):
+        report.check_out("", force=False)
+
+
+def as_if(found: ValidationReport, **update: object) -> ValidationReport:
+    return found.model_copy(update=update)
+
+
+def test_the_next_step_can_be_taken() -> None:
+    """Nothing is calibrated for a gap that no rate explains, and no record is offered where there can be none."""
+    right, slow = made(), made(slower=3.0)
+    assert "--record" in report.next_step(right)
+    assert f"--gpu cpu --nproc {slow.request.cluster.gpus} --out" in report.next_step(slow)
+    for mode in ("proxy", "memory-only"):
+        told = report.next_step(as_if(right, mode=mode))
+        assert records.record_of(as_if(right, mode=mode)) is None
+        assert "--record" not in told
+        assert "whole plan" in told
+    too_full = as_if(right, verdict="outside")
+    assert "first suspect" in report.next_step(too_full)
+    assert "--on-this-machine" not in report.next_step(too_full)
+    assert "calibrate" not in report.next_step(as_if(slow, mode="memory-only"))
+    checked = GradientCheck(parameters=1, largest_relative_error=1.0, gradient_norm=1.0, reference_norm=2.0)
+    wrong = as_if(slow, gradients=checked, verdict="failed")
+    assert "first suspect" in report.next_step(wrong)
+    assert "failure" not in report.next_step(wrong)
+
+
+def test_the_runners_own_plans_have_no_other_framework() -> None:
+    """PyTorch alone is no framework that --with-framework could start."""
+    document = found_for().document
+    job = document.request.job.model_copy(update={"precision": "fp8"})
+    strategy = document.best.strategy.model_copy(update={"precision": "fp8"})
+    refused = document.model_copy(
+        update={
+            "request": document.request.model_copy(update={"job": job}),
+            "best": document.best.model_copy(update={"strategy": strategy}),
+        }
+    )
+    with pytest.raises(InputError, match="precision") as caught:
+        prepared(refused, Options())
+    assert "--backend pytorch" in (caught.value.hint or "")
+    assert "--with-framework" not in (caught.value.hint or "")

@@ -69,13 +69,12 @@ def prepared(document: PlanDocument, options: Options) -> Prepared:
         converted = convert_document(asked, RUNNER)
         own = estimate_document(converted.document)
     except InputError as problem:
+        hint = f"make a plan that PyTorch alone can run: `planner suggest --backend {RUNNER} ...`"
+        if document.best.backend != RUNNER:
+            title = get_backend(document.best.backend).title
+            hint = f"--with-framework runs {title} itself, where it is installed; or {hint}"
         raise InputError(
-            problem.message,
-            where="planner validate",
-            got=problem.got,
-            allowed=problem.allowed,
-            hint=f"--with-framework runs {get_backend(document.best.backend).title} itself, where it is installed; or "
-            f"make a plan that PyTorch alone can run: `planner suggest --backend {RUNNER} ...`",
+            problem.message, where="planner validate", got=problem.got, allowed=problem.allowed, hint=hint
         ) from problem
     return Prepared(document, own, converted.lost)
 

@@ -3,6 +3,7 @@ calibrate`."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -163,13 +164,13 @@ def check_record(path: Path) -> None:
         folder = path.absolute().parent
         usable = path.is_file() or not path.exists()
         if path.exists():
-            usable = usable and os.access(path, os.W_OK)
+            usable = usable and os.access(path, os.W_OK) and _holds_records(path)
         else:
             with tempfile.TemporaryFile(dir=folder):
                 pass
     except (OSError, ValueError):
         usable = False
-    if not usable or path.suffix == ".gz":
+    if not usable or path.suffix != ".jsonl":
         raise InputError(
             "records cannot be added to this",
             where=OPTION,
@@ -177,3 +178,10 @@ def check_record(path: Path) -> None:
             allowed="a .jsonl file, new or of earlier runs, in a folder that exists",
             hint="for example --record runs.jsonl",
         )
+
+
+def _holds_records(path: Path) -> bool:
+    """Whether the first line is one whole JSON object, as in a file of records; an empty file holds none yet."""
+    with path.open("rb") as stream:
+        first = next((line for line in stream if line.strip()), b"{}")
+    return isinstance(json.loads(first), dict)

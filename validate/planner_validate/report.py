@@ -38,8 +38,10 @@ def places(out: str) -> tuple[Path, str]:
     return path.parent, path.stem if path.suffix in SUFFIXES else path.name
 
 
-def check_out(out: str, *, force: bool) -> None:
-    """Refuse a place that cannot be written before anything is run for it."""
+def check_out(out: str, *, force: bool, plan: Path | None = None) -> None:
+    """Refuse a place that cannot be written before anything is run for it; ``plan`` is never replaced."""
+    if not out.strip():
+        raise _unusable(out, "no place is named")
     try:
         folder, stem = places(out)
         taken = [folder / f"{stem}{suffix}" for suffix in SUFFIXES if (folder / f"{stem}{suffix}").exists()]
@@ -49,6 +51,14 @@ def check_out(out: str, *, force: bool) -> None:
             pass
     except (OSError, ValueError) as problem:
         raise _unusable(out, getattr(problem, "strerror", None) or str(problem)) from problem
+    if plan is not None and any(os.path.realpath(path) == os.path.realpath(plan) for path in taken):
+        raise InputError(
+            "the report would replace the plan itself",
+            where="--out",
+            got=shown(out),
+            allowed="a folder, or a prefix other than the plan's name",
+            hint="name another, for example --out report",
+        )
     if taken and not force:
         raise InputError(
             f"these files exist already: {', '.join(path.name for path in taken)}",
@@ -188,12 +198,38 @@ def next_step(report: ValidationReport) -> str:
             return "`planner suggest --memory-margin 0.1 ...` keeps more memory free; --memory-only tells where it goes"
         if "timeout" in kinds:
             return "look at the named rank; --timeout gives slow machines more time"
+        if not report.failures:
+            return "look at the first suspect: this training is wrong, whatever its speed"
         return "look at the first failure; --json has the last lines of every rank"
+    if report.mode == "memory-only":
+        return _after_memory(report)
+    if report.verdict == "outside" and report.step_time is not None and report.step_time.within:
+        return "look at the first suspect; a profile of `planner calibrate` would change the predicted times only"
     if report.verdict == "outside" and report.request.profile is None:
-        return "`planner calibrate --on-this-machine --out machine.yaml`, then again with --profile machine.yaml"
+        return f"`{_calibrate(report)}`, then again with --profile machine.yaml"
+    if report.verdict == "outside" and report.mode == "proxy":
+        return "look at the first suspect; a run of the whole plan tells traffic and waiting, too"
+    if report.mode == "proxy":
+        return "the rank's own work can be trusted this far; run the whole plan where it has its devices"
     if report.verdict == "outside":
         return "look at the first suspect; --record FILE.jsonl keeps the run for `planner calibrate --from-records`"
     return "the plan can be trusted this far; --record FILE.jsonl adds the run to your own records"
+
+
+def _after_memory(report: ValidationReport) -> str:
+    """Nothing was timed and no record can be made of it."""
+    if report.verdict == "outside":
+        return (
+            "look at the first suspect; sizes are exact here, so keep the measured peak in mind when choosing the plan"
+        )
+    return "the memory can be trusted this far; its times need a run: --proxy on one device, or the whole plan"
+
+
+def _calibrate(report: ValidationReport) -> str:
+    """The command that measures what the plan ran on; on a machine with GPUs the processor has to be named."""
+    cluster = report.request.cluster
+    there = f" --gpu cpu --nproc {cluster.gpus}" if cluster.accelerator.synchronous else ""
+    return f"planner calibrate --on-this-machine{there} --out machine.yaml"
 
 
 def markdown(report: ValidationReport, *, picture: str | None) -> str:

@@ -9,6 +9,7 @@ from planner.errors import InputError
 from planner.specs.plan import PlanDocument
 from planner.specs.problems import shown
 from planner.specs.validation import RankFailure, RankResult, ValidationReport
+from planner.units import duration
 from planner_validate.comparison import report
 from planner_validate.devices import Probe, this_machine
 from planner_validate.launching import Command, End, config_of, launch, read_partial, read_results, torchrun
@@ -29,7 +30,9 @@ def run(
     """Train the plan for a few steps with all its processes here and compare; raises where it cannot be started."""
     found, config = runnable(document, options, probe)
     if progress is not None:
-        progress(f"starting {found.gpus} processes")
+        # Warm-up and measured steps, and two that are observed.
+        steps_s = (options.steps + 2) * found.estimate.step_time_s
+        progress(f"starting {found.gpus} processes; the steps take about {duration(steps_s)} by the estimate")
     launched = launch(config, found.gpus, progress, command=command)
     measured = sorted((*launched.results, *launched.partial), key=lambda each: each.rank)
     return report(found, measured, launched.failures, notes=_end(launched.how))

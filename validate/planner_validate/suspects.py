@@ -16,8 +16,8 @@ MOST_OF_IT = 0.5
 """Share of the gap of a part that waiting for groups must explain to be named instead."""
 
 CALIBRATE = (
-    "the constants are published ones, not this machine's: `planner calibrate --on-this-machine --out machine.yaml`, "
-    "then --profile machine.yaml"
+    "the constants are published ones, not this machine's: `planner calibrate --on-this-machine` measures the rates "
+    "behind them"
 )
 _MORE_MEMORY: Mapping[str, str] = {
     "weights": "weights are less sharded than planned: look at the shard group and at tied or replicated parameters",
