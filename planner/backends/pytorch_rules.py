@@ -4,6 +4,8 @@ Sources name files of torch 2.13, or of the package planner_validate."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.backends.base import Rule, RuleContext
 from planner.backends.common_rules import (
     COMMON,
@@ -23,7 +25,8 @@ from planner.backends.fsdp_rules import (
     VOCAB_OVER_TP,
 )
 from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate
-from planner.backends.torchtitan_rules import INTERLEAVED_ROUNDS, PIPELINE_FILLED
+from planner.backends.torchtitan_rules import INTERLEAVED_ROUNDS, PIPELINE_FILLED, rounds
+from planner.specs.batch import SCHEDULES, BoolArray
 from planner.specs.model import ModelSpec
 
 LAYERS = "planner_validate/layers.py"
@@ -196,6 +199,33 @@ TIED_PIPELINE = predicate(
     vary="pp",
 )
 
+ZERO_BUBBLE_KEEPS_ACTIVATIONS = predicate(
+    "zero-bubble-recompute",
+    lambda c: ~_zero_bubble(c) | ~np.array([kind.mode != "none" for kind in c.kinds])[c.batch.recompute_kind],
+    lambda c, i: f"zb-h1 with recompute({c.kinds[int(c.batch.recompute_kind[i])].id}), must be none",
+    reason="Input and weight gradients are two passes over one graph: torch refuses the second where recomputation is "
+    "selective, and repeats and keeps all of a layer in both where it is full.",
+    source="torch/utils/checkpoint.py; torch/distributed/pipelining/_backward.py",
+    vary="schedule",
+)
+
+ZERO_BUBBLE_ROUNDS = predicate(
+    "zero-bubble-rounds",
+    lambda c: ~_zero_bubble(c) | (c.grad_accum % rounds(c) == 0),
+    lambda c, i: (
+        f"micro-batches({c.grad_accum[i]}) % rounds({rounds(c)[i]}) = {c.grad_accum[i] % rounds(c)[i]}, must be 0; "
+        f"rounds are micro-batches / pp({c.batch.pp[i]}), rounded down"
+    ),
+    reason="The zero-bubble schedule runs whole rounds of micro-batches.",
+    source="torch/distributed/pipelining/schedules.py (ScheduleInterleavedZeroBubble)",
+    vary="micro_batch",
+)
+
+
+def _zero_bubble(context: RuleContext) -> BoolArray:
+    return np.asarray(context.batch.schedule == SCHEDULES.index("zb-h1"))
+
+
 WHOLE_SEQUENCES = predicate(
     "whole-sequences",
     lambda c: (c.batch.cp == 1) | everywhere(c, _spans_ranks(c)),
@@ -232,6 +262,8 @@ RULES: tuple[Rule, ...] = (
     SAMPLES_FILL_SEQUENCES,
     *COMMON,
     TIED_PIPELINE,
+    ZERO_BUBBLE_KEEPS_ACTIVATIONS,
+    ZERO_BUBBLE_ROUNDS,
     schedule_rule(
         {"single": ("none",), "plain": ("1f1b", "gpipe", "zb-h1"), "virtual": ("interleaved",)},
         "torch/distributed/pipelining/schedules.py",

@@ -39,6 +39,7 @@ from planner_validate.terms import (
     reserved,
     stage_of,
     traffic_name,
+    without_libraries,
 )
 
 SMALL_SHARE = 0.01
@@ -101,6 +102,13 @@ def worst_rank(results: Sequence[RankResult]) -> RankResult | None:
     figure = memory_figure(results)
     known = [result for result in results if peak_of(result, figure) is not None]
     return max(known, key=lambda result: peak_of(result, figure) or 0, default=None)
+
+
+def seen_by(mode: RunMode, estimate: Estimate) -> Estimate:
+    """The estimate without what a measurement of this kind cannot see: traced tensors are without libraries."""
+    if mode != "memory-only":
+        return estimate
+    return estimate.model_copy(update={"memory": without_libraries(estimate.memory)})
 
 
 def compare_peak(estimate: Estimate, results: Sequence[RankResult]) -> Comparison | None:
@@ -233,8 +241,9 @@ def report(
     whole = len(results) == found.gpus
     times = step_times(results) if whole or mode != "run" else None
     collectives = busiest(results)
-    step, peak = compare_step(estimate, times), compare_peak(estimate, results) if results else None
-    terms, parts = compare_time_terms(estimate, times, collectives), compare_memory_terms(estimate, results)
+    seen = seen_by(mode, estimate)
+    step, peak = compare_step(estimate, times), compare_peak(seen, results) if results else None
+    terms, parts = compare_time_terms(estimate, times, collectives), compare_memory_terms(seen, results)
     gradients, losses = worst_gradients(results), mean_losses(results)
     profiled = found.document.request.profile is not None
     # JSON has no number for a loss that is none, so such a step is without.

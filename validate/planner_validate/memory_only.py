@@ -13,7 +13,7 @@ from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
 from planner.specs.validation import Comparison, RankFailure, RankResult, RunConfig, ValidationReport
 from planner.units import counted
-from planner_validate.comparison import compare_memory_terms, report, worst_rank
+from planner_validate.comparison import compare_memory_terms, report, seen_by, worst_rank
 from planner_validate.devices import Probe, cores, this_machine
 from planner_validate.launching import Folder, launch, torchrun
 from planner_validate.options import Options, Progress
@@ -108,7 +108,7 @@ def other_stages(found: Prepared, results: Sequence[RankResult]) -> tuple[Compar
         row.model_copy(update={"name": f"{row.name}, stage {result.coordinates['pp']}"})
         for result in results
         if result is not fullest
-        for row in compare_memory_terms(found.estimate, [result])
+        for row in compare_memory_terms(seen_by("memory-only", found.estimate), [result])
     )
 
 

@@ -26,6 +26,8 @@ MEMORY_TERMS: Mapping[str, MemoryTerm | None] = {
     "context and communication buffers": None,
 }
 """Parts of a phase in the estimate's memory tree by what they are to a measurement; None: beside the tensors."""
+LIBRARIES = "matrix library workspaces"
+"""What libraries allocate for themselves, where no trace of tensors sees it."""
 RESERVED = "fragmentation"
 """What the allocator holds beyond the tensors."""
 
@@ -86,6 +88,16 @@ def allocated(phase: Breakdown) -> float:
 def reserved(phase: Breakdown) -> float:
     """Bytes that the allocator holds for them."""
     return allocated(phase) + sum(part.value for part in phase.children if part.name == RESERVED)
+
+
+def without_libraries(tree: Breakdown) -> Breakdown:
+    """A memory tree of tensors alone, every sum and maximum taken again."""
+    if not tree.children:
+        return tree
+    children = tuple(without_libraries(child) for child in tree.children if child.name != LIBRARIES)
+    values = [child.value for child in children]
+    value = max(values, default=0.0) if tree.combine == "max" else sum(values)
+    return tree.model_copy(update={"children": children, "value": value})
 
 
 def predicted_times(tree: Breakdown) -> dict[str, float]:
