@@ -333,7 +333,13 @@ class Habits:
     keeps_stage_outputs: bool = False
     """Each pipeline stage holds its output of every micro-batch in flight (Megatron-LM frees it once it is sent)."""
     even_in_flight: bool = False
-    """Zero-bubble schedules are searched for under one memory limit: every rank fills up to what rank 0 needs."""
+    """Under zero-bubble schedules every rank holds as many micro-batches as rank 0: they are searched for under one
+    memory limit, or weight gradients wait on later ranks for as long as 1F1B would have left room."""
+    weight_gradients_wait: bool = False
+    """Under ZB-H1 rank r computes weight gradients r micro-batches later, and holds until then the gradients of its
+    layers' outputs."""
+    keeps_logits: bool = False
+    """The last stage of a pipeline holds the logits of every micro-batch in flight, and what the loss saves of them."""
     state_format: StateFormat | None = None
     """Number formats of the states where the run states its own; None: what the framework does by default."""
     reduce_bucket: float | None = None

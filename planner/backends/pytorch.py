@@ -68,6 +68,11 @@ class PyTorch(Fsdp):
         padded_experts=True,
         # planner_validate/context.py gathers keys and values in front of the attention.
         context_parallel_comm="all-gather",
+        # Outputs of a stage wait for their backward pass; weight gradients wait for a rank's number of micro-batches
+        # (torch/distributed/pipelining: stage.py; schedules.py, ScheduleInterleavedZeroBubble).
+        keeps_logits=True,
+        even_in_flight=True,
+        weight_gradients_wait=True,
     )
     layer_buffers = frozenset({"gathered blocks", "unsharded gradients"})
     zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)

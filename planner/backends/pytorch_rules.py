@@ -25,11 +25,10 @@ from planner.backends.fsdp_rules import (
     VOCAB_OVER_TP,
 )
 from planner.backends.rule_kit import divisible, everywhere, input_rule, predicate
-from planner.backends.torchtitan_rules import INTERLEAVED_ROUNDS, PIPELINE_FILLED
+from planner.backends.torchtitan_rules import INTERLEAVED_ROUNDS, PIPELINE_FILLED, rounds
 from planner.specs.batch import SCHEDULES, BoolArray
 from planner.specs.model import ModelSpec
 
-_ZERO_BUBBLE = SCHEDULES.index("zb-h1")
 LAYERS = "planner_validate/layers.py"
 PARALLEL = "planner_validate/parallel.py"
 VENDORS = ("nvidia", "amd", "cpu")
@@ -200,18 +199,31 @@ TIED_PIPELINE = predicate(
     vary="pp",
 )
 
-SPLIT_BACKWARD = predicate(
-    "split-backward-recompute",
-    lambda c: (c.batch.schedule != _ZERO_BUBBLE) | _keeps_all(c),
-    lambda c, i: f"schedule(zb-h1) with recompute({c.kinds[int(c.batch.recompute_kind[i])].id}), must be none",
-    reason="A backward pass in two parts would recompute twice, which torch refuses.",
-    source="torch/utils/checkpoint.py",
+ZERO_BUBBLE_KEEPS_ACTIVATIONS = predicate(
+    "zero-bubble-recompute",
+    lambda c: ~_zero_bubble(c) | ~np.array([kind.mode != "none" for kind in c.kinds])[c.batch.recompute_kind],
+    lambda c, i: f"zb-h1 with recompute({c.kinds[int(c.batch.recompute_kind[i])].id}), must be none",
+    reason="Input and weight gradients are two passes over one graph: torch refuses the second where recomputation is "
+    "selective, and repeats and keeps all of a layer in both where it is full.",
+    source="torch/utils/checkpoint.py; torch/distributed/pipelining/_backward.py",
+    vary="schedule",
+)
+
+ZERO_BUBBLE_ROUNDS = predicate(
+    "zero-bubble-rounds",
+    lambda c: ~_zero_bubble(c) | (c.grad_accum % rounds(c) == 0),
+    lambda c, i: (
+        f"micro-batches({c.grad_accum[i]}) % rounds({rounds(c)[i]}) = {c.grad_accum[i] % rounds(c)[i]}, must be 0; "
+        f"rounds are micro-batches / pp({c.batch.pp[i]}), rounded down"
+    ),
+    reason="The zero-bubble schedule runs whole rounds of micro-batches.",
+    source="torch/distributed/pipelining/schedules.py (ScheduleInterleavedZeroBubble)",
+    vary="micro_batch",
 )
 
 
-def _keeps_all(context: RuleContext) -> BoolArray:
-    none = np.array([kind.mode == "none" for kind in context.kinds], dtype=np.bool_)
-    return np.asarray(none[context.batch.recompute_kind], dtype=np.bool_)
+def _zero_bubble(context: RuleContext) -> BoolArray:
+    return np.asarray(context.batch.schedule == SCHEDULES.index("zb-h1"))
 
 
 WHOLE_SEQUENCES = predicate(
@@ -250,11 +262,12 @@ RULES: tuple[Rule, ...] = (
     SAMPLES_FILL_SEQUENCES,
     *COMMON,
     TIED_PIPELINE,
+    ZERO_BUBBLE_KEEPS_ACTIVATIONS,
+    ZERO_BUBBLE_ROUNDS,
     schedule_rule(
         {"single": ("none",), "plain": ("1f1b", "gpipe", "zb-h1"), "virtual": ("interleaved",)},
         "torch/distributed/pipelining/schedules.py",
     ),
-    SPLIT_BACKWARD,
     PIPELINE_FILLED,
     INTERLEAVED_ROUNDS,
     zero_stages(

@@ -289,15 +289,15 @@ PIPELINE_FILLED = predicate(
 )
 
 
-def _rounds(context: RuleContext) -> IntArray:
+def rounds(context: RuleContext) -> IntArray:
     return np.asarray(np.maximum(context.grad_accum // context.batch.pp, 1), dtype=np.int64)
 
 
 INTERLEAVED_ROUNDS = predicate(
     "interleaved-rounds",
-    lambda c: (c.batch.vpp == 1) | (c.grad_accum % _rounds(c) == 0),
+    lambda c: (c.batch.vpp == 1) | (c.grad_accum % rounds(c) == 0),
     lambda c, i: (
-        f"micro-batches({c.grad_accum[i]}) % rounds({_rounds(c)[i]}) = {c.grad_accum[i] % _rounds(c)[i]}, must be 0; "
+        f"micro-batches({c.grad_accum[i]}) % rounds({rounds(c)[i]}) = {c.grad_accum[i] % rounds(c)[i]}, must be 0; "
         f"rounds are micro-batches / pp({c.batch.pp[i]}), rounded down"
     ),
     reason="The interleaved schedule runs whole rounds of micro-batches.",

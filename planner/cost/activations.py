@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.backends.base import RecomputeKind, Tensor
 from planner.cost.context import Work
-from planner.cost.params import LayerKind
+from planner.cost.params import LayerKind, layer_matrices
 from planner.cost.workspace import BEFORE_HOPPER
 from planner.specs.batch import FloatArray
 
@@ -18,6 +18,10 @@ _DROPPED_SCORE_BYTES = 3.0
 2205.05198, section 4.1)."""
 _EAGER_NORM_BYTES = 6.0
 """Per element of the input of an eager norm: its fp32 copy 4 and the normalised tensor before its scale 2."""
+
+_SPLIT_LOGIT_BYTES = 2.0
+_LOG_SOFTMAX_BYTES = 4.0
+"""Per logit that the cross entropy saves, in fp32."""
 
 
 def saved_bytes(work: Work, kind: LayerKind) -> dict[Tensor, FloatArray]:
@@ -129,6 +133,27 @@ def _mlp_bytes(work: Work, kind: LayerKind, size: float, fp8: float) -> dict[Ten
     return {}
 
 
+def output_gradient_share(work: Work) -> FloatArray:
+    """(N,) gradients of all outputs of matrices and norms over what the same layers save: all that the weight gradients
+    need beside the saved tensors."""
+    gradients, saved = work.zeros(), work.zeros()
+    for kind in work.context.model.layer_kinds():
+        gradients = gradients + _output_gradient_bytes(work, kind)
+        saved = saved + sum(saved_bytes(work, kind).values(), work.zeros())
+    return np.asarray(gradients / saved)
+
+
+def _output_gradient_bytes(work: Work, kind: LayerKind) -> FloatArray:
+    model = work.context.model
+    elements = model.norms_per_layer * model.hidden * work.sp_tokens
+    for matrix in layer_matrices(model, kind):
+        expert = matrix.part == "expert"
+        rows = work.routed_rows if expert else work.tokens
+        degree = (work.etp if expert else work.tp) if matrix.split == "column" else 1.0
+        elements = elements + rows * matrix.outputs / degree
+    return work.context.activation_bytes * elements
+
+
 def final_norm_bytes(work: Work) -> FloatArray:
     """Input and output of the norm in front of the head."""
     size = work.context.activation_bytes * work.context.model.hidden
@@ -166,6 +191,19 @@ def layer_transient_bytes(work: Work, kind: LayerKind) -> FloatArray:
         )
         return routed + hidden
     return size * up * model.ffn * work.tokens / work.tp + hidden
+
+
+def waiting_logits_bytes(work: Work, vocab: FloatArray, in_flight: FloatArray, waits: FloatArray) -> FloatArray:
+    """Logits that a stage's framework holds until the backward pass of their micro-batch, and the fp32 log-softmax that
+    the loss saves of those of other micro-batches ``in_flight`` (N,); the running one's is part of the loss.
+
+    The gradient of other logits is as large where it ``waits`` (N,) for the weight gradient of the head."""
+    split = work.tp if work.context.backend.habits.loss_vocab_parallel else 1.0
+    size = work.context.activation_bytes
+    # A loss in parallel peaks while its 16-bit logits are there, so its figure has them already.
+    own = np.where(work.tp > 1, size - _SPLIT_LOGIT_BYTES, size)
+    per_logit = own + (size + _LOG_SOFTMAX_BYTES) * (in_flight - 1.0) + size * waits
+    return np.asarray(per_logit * work.tokens * vocab / split)
 
 
 def loss_transient_bytes(work: Work, vocab: FloatArray) -> FloatArray:

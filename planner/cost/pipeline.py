@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.cost.activations import output_gradient_share
 from planner.cost.context import Work
 from planner.cost.groups import Groups
 from planner.specs.batch import SCHEDULES, FloatArray
@@ -66,7 +67,20 @@ def in_flight(work: Work, pp: int) -> FloatArray:
         filled = np.broadcast_to(np.minimum(m, 2 * pp), one_forward.shape)
         one_forward = np.where(schedule == ZB_H1, np.minimum(m, pp), one_forward)
     alive = np.where(schedule == INTERLEAVED, interleaved, np.where(schedule == ZB_H2, filled, one_forward))
+    waiting = waiting_weight_gradients(work, pp)
+    if np.any(waiting):
+        alive = alive + waiting * output_gradient_share(work)[:, None]
     return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)
+
+
+def waiting_weight_gradients(work: Work, pp: int) -> FloatArray:
+    """(N, P) micro-batches whose weight gradients are still to be computed, that in work included.
+
+    The first rank has no input gradients to compute before, so its weight gradients do not wait."""
+    rank = np.arange(pp)[None, :]
+    waits = work.context.backend.habits.weight_gradients_wait and pp > 1
+    zero_bubble = (work.batch.schedule[:, None] == ZB_H1) & (rank > 0)
+    return np.where(zero_bubble & waits, np.minimum(work.micro_batches[:, None], rank + 1.0), 0.0)
 
 
 def point_to_point_s(work: Work, groups: Groups) -> FloatArray:

@@ -303,7 +303,18 @@ class Step:
     @cached_property
     def loss_transient(self) -> FloatArray:
         passes = 1.0 + self.work.context.model.mtp_layers
-        return passes * activations.loss_transient_bytes(self.work, self.ends.vocab)
+        return passes * activations.loss_transient_bytes(self.work, self.ends.vocab) + self._waiting_logits
+
+    @property
+    def _waiting_logits(self) -> FloatArray:
+        """Logits that the last stage of a pipeline holds beyond those in work: its other schedules but GPipe start the
+        backward pass of a micro-batch right behind its loss."""
+        if self.pp == 1 or not self.work.context.backend.habits.keeps_logits:
+            return self.work.zeros()
+        gpipe = self.work.batch.schedule == pipeline.GPIPE
+        alive = np.where(gpipe, self.work.micro_batches, 1.0)
+        waits = pipeline.waiting_weight_gradients(self.work, self.pp)[:, -1]
+        return activations.waiting_logits_bytes(self.work, self.ends.vocab, alive, np.maximum(waits - 1.0, 0.0))
 
     @cached_property
     def prediction_bytes(self) -> FloatArray:

@@ -11,9 +11,12 @@ from planner.errors import InputError
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
+from planner.units import MIB
 from planner_validate import memory_only, running
+from planner_validate.launching import Folder, launch, torchrun
 from planner_validate.memory_only import enough_micro_batches, observed_ranks
 from planner_validate.options import Options
+from planner_validate.plans import prepared
 
 pytest.importorskip("torch", reason="ranks are traced with torch's fake tensors")
 pytestmark = pytest.mark.torch
@@ -128,6 +131,68 @@ def test_traced_like_a_real_run(strategy: StrategyInput, tmp_path: Path) -> None
         assert rank.peak_allocated_bytes == pytest.approx(held[rank.rank].peak_allocated_bytes, rel=0.02)
         for term, size in rank.memory.items():
             assert size == pytest.approx(held[rank.rank].memory[term], rel=0.05, abs=1 << 20), term
+
+
+LARGE_VOCABULARY = SMALL | {"num_hidden_layers": 2, "vocab_size": 32000}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("config", [SMALL, LARGE_VOCABULARY], ids=["deep", "large vocabulary"])
+def test_schedules_hold_what_is_estimated(schedule: str, config: dict[str, object], tmp_path: Path) -> None:
+    """GPipe keeps the logits of all micro-batches and what the loss saves of them; under ZB-H1 micro-batches and the
+    gradients of their layers' outputs wait for the weight gradients."""
+    strategy = StrategyInput(pp=2, zero_stage=0, schedule=schedule)
+    document = plan(tmp_path, config, 2, strategy, gpu="cpu", seq_len=256, precision="fp32", global_batch=8)
+    made = memory_only.run(document, Options(), None)
+    assert made.failures == ()
+    assert made.peak_memory is not None
+    assert made.peak_memory.error == pytest.approx(0.0, abs=0.06)
+
+
+def test_many_micro_batches_of_zero_bubble(tmp_path: Path) -> None:
+    """Observing keeps no graph alive: four times the micro-batches cost their inputs and no activations."""
+    strategy = StrategyInput(pp=2, zero_stage=0, schedule="zb-h1")
+    document = plan(tmp_path, SMALL, 2, strategy, gpu="cpu", seq_len=256, precision="fp32", global_batch=16)
+    config = memory_only.traced(prepared(document, Options()))
+    peaks = {}
+    for count in (4, 16):
+        batch = {"global_batch": count}
+        several = config.strategy.model_copy(update={"grad_accum": count, **batch})
+        longer = config.model_copy(update={"strategy": several, "job": config.job.model_copy(update=batch)})
+        made = launch(longer, 2, None, command=last_rank)
+        assert made.failures == ()
+        peaks[count] = made.results[1].peak_allocated_bytes or 0
+    assert peaks[4] <= peaks[16] <= 1.07 * peaks[4]
+
+
+def last_rank(folder: Folder, processes: int) -> list[str]:
+    """Both ranks of two stages."""
+    return torchrun(folder, processes, ("-m", "planner_validate.fake_rank", "--ranks", "0,1"))
+
+
+def test_libraries_are_not_traced(tmp_path: Path) -> None:
+    """Matrix libraries take 64 MiB of an H100, as much as the tensors of a small model; tensors are compared with
+    tensors."""
+    document = plan(tmp_path, SMALL, 2, StrategyInput(zero_stage=2), seq_len=256)
+    made = memory_only.run(document, Options(), None)
+    assert made.failures == ()
+    assert made.peak_memory is not None
+    assert made.peak_memory.error == pytest.approx(0.0, abs=0.08)
+    assert made.estimate.peak_memory_bytes > made.peak_memory.predicted + 64 * MIB
+
+
+def test_zero_bubble_recomputes_nothing(tmp_path: Path) -> None:
+    """Torch fails in the second of the two passes over a recomputed layer, so no such plan is made."""
+    with pytest.raises(InputError, match="zero-bubble-recompute"):
+        plan(tmp_path, SMALL, 2, StrategyInput(pp=2, zero_stage=0, schedule="zb-h1", recompute="selective"))
+
+
+def test_zero_bubble_runs_whole_rounds(tmp_path: Path) -> None:
+    """Five micro-batches on two stages are two rounds and a rest, which torch refuses; six are three rounds."""
+    strategy = StrategyInput(pp=2, zero_stage=0, schedule="zb-h1")
+    with pytest.raises(InputError, match="zero-bubble-rounds"):
+        plan(tmp_path, SMALL, 2, strategy, global_batch=5)
+    assert plan(tmp_path, SMALL, 2, strategy, global_batch=6).best.strategy.grad_accum == 6
 
 
 def test_what_cannot_be_traced(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ class Observer(TorchDispatchMode):
         self._note(local)
         if self.trainer.aside != "loss":
             self._saved.add(local.untyped_storage()._cdata)
-        return tensor
+        # A hook that returns the tensor itself would hold the graph behind it, beyond what autograd does.
+        return tensor if tensor.is_leaf else tensor.detach()
 
     def _watch_block(self, block: Block) -> Callable[[], None]:
         """What a recomputed block leaves behind, forward or in its second pass, is kept for the backward pass."""
