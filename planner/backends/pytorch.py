@@ -25,7 +25,7 @@ from planner.specs.strategy import Schedule
 def kept_products(model: ModelSpec) -> tuple[tuple[Tensor, float], ...]:
     """Shares of the saved tensors that stay under selective recomputation: the layer's input, query and value (of
     latent attention the query and the joint keys and values), and the first matrix of the MLP
-    (planner_validate/model.py)."""
+    (planner_validate/trainer/model.py)."""
     if model.mla is not None:
         mla, heads = model.mla, model.heads
         query, value = heads * (mla.qk_nope + mla.qk_rope), heads * mla.v_head
@@ -57,7 +57,8 @@ class PyTorch(Fsdp):
     habits = replace(
         Fsdp.habits,
         pipelines_keep_weights=True,
-        # Norms, rotary positions and gated products save what a fused kernel would (planner_validate/layers.py).
+        # Norms, rotary positions and gated products save what a fused kernel would
+        # (planner_validate/trainer/layers.py).
         activation_overhead=1.0,
         gathered_inputs=True,
         loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
@@ -66,7 +67,7 @@ class PyTorch(Fsdp):
         sharding_kernels=60,
         expert_dispatch="all-to-all",
         padded_experts=True,
-        # planner_validate/context.py gathers keys and values in front of the attention.
+        # planner_validate/trainer/context.py gathers keys and values in front of the attention.
         context_parallel_comm="all-gather",
         # Outputs of a stage wait for their backward pass; weight gradients wait for a rank's number of micro-batches
         # (torch/distributed/pipelining: stage.py; schedules.py, ScheduleInterleavedZeroBubble).

@@ -29,8 +29,8 @@ from planner.backends.torchtitan_rules import INTERLEAVED_ROUNDS, PIPELINE_FILLE
 from planner.specs.batch import SCHEDULES, BoolArray
 from planner.specs.model import ModelSpec
 
-LAYERS = "planner_validate/layers.py"
-PARALLEL = "planner_validate/parallel.py"
+LAYERS = "planner_validate/trainer/layers.py"
+PARALLEL = "planner_validate/trainer/parallel.py"
 VENDORS = ("nvidia", "amd", "cpu")
 
 DEVICES_THAT_TRAIN = input_rule(
@@ -99,7 +99,7 @@ LOSS_IMPLEMENTATION = input_rule(
     lambda c: c.job.loss in ("auto", "eager"),
     lambda c: f"loss {c.job.loss}",
     reason="The run computes the eager cross entropy.",
-    source="planner_validate/training.py",
+    source="planner_validate/trainer/training.py",
     allowed="loss in auto, eager",
     limit="planner",
 )
@@ -119,7 +119,7 @@ EXPERTS_OVER_EP = divisible(
     ("experts",),
     ("ep",),
     reason="Each expert-parallel rank holds the same number of experts.",
-    source="planner_validate/experts.py",
+    source="planner_validate/trainer/experts.py",
     vary="ep",
 )
 
@@ -234,7 +234,7 @@ WHOLE_SEQUENCES = predicate(
         f"tokens, flash_attention({c.job.flash_attention}); cp must be 1"
     ),
     reason="Ranks that share a sequence attend to all of it by fused attention, with rotary positions or none.",
-    source="planner_validate/context.py",
+    source="planner_validate/trainer/context.py",
     vary="cp",
     limit="planner",
 )

@@ -76,7 +76,7 @@ def measure(given: Given, progress: Progress | None) -> MachineCalibration:
     from planner.service.models import resolve_model
     from planner.service.outputs import check_target
     from planner.specs.job import Precision
-    from planner_validate.calibrating import Options, calibrate_this_machine
+    from planner_validate.calibration.calibrating import Options, calibrate_this_machine
 
     if given.out is not None:
         check_target(given.out, "--out", force=given.force)

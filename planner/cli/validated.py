@@ -15,7 +15,7 @@ from planner.cli.bars import CATEGORIES, bar_width
 from planner.cli.console import Justify, stderr, stdout, table
 from planner.cli.output import indented, notes, section
 from planner.specs.validation import Comparison, MemoryTerm, ValidationReport
-from planner_validate import report as texts
+from planner_validate.reports import report as texts
 
 STYLES = {"within": "bold green", "outside": "bold yellow", "failed": "bold red"}
 MOST_FAILURES = 6

@@ -18,7 +18,7 @@ from planner.errors import InputError, PlannerError
 if TYPE_CHECKING:
     from planner.specs.plan import PlanDocument
     from planner.specs.validation import ValidationReport
-    from planner_validate.options import Options, Progress
+    from planner_validate.runs.options import Options, Progress
 
 EXIT_OUTSIDE = 5
 EXIT_INTERRUPTED = 130
@@ -90,8 +90,9 @@ def validate(
 
     Exit code 0: within the stated ranges, 5: outside of them or failed, 6: torch or a device is missing, 2: bad input.
     """
-    from planner_validate import plans, records, report
-    from planner_validate.options import Options
+    from planner_validate.reports import records, report
+    from planner_validate.runs import plans
+    from planner_validate.runs.options import Options
 
     _one_of_many(
         {
@@ -130,10 +131,15 @@ def _one_of_many(given: dict[str, bool]) -> None:
 def _mode(results: Path | None, *, proxy: bool, memory_only: bool, with_framework: bool) -> Mode:
     """What is to be done with the plan."""
     if results is not None:
-        from planner_validate import running
+        from planner_validate.runs import running
 
         return lambda document, options, _: running.from_results(document, options, results)
-    chosen = {"proxy": proxy, "memory_only": memory_only, "framework": with_framework, "running": True}
+    chosen = {
+        "runs.proxy": proxy,
+        "runs.memory_only": memory_only,
+        "frameworks.framework": with_framework,
+        "runs.running": True,
+    }
     module = import_module(f"planner_validate.{next(name for name, wanted in chosen.items() if wanted)}")
     mode: Mode = module.run
     return mode
@@ -161,8 +167,8 @@ class _Outputs:
 def _finish(found: ValidationReport, to: _Outputs) -> None:
     """Print first, then write: a full disk must not cost what was measured."""
     from planner.cli import problems, validated
-    from planner_validate import report
-    from planner_validate.running import was_interrupted
+    from planner_validate.reports import report
+    from planner_validate.runs.running import was_interrupted
 
     if to.as_json:
         problems.print_json(report.as_json(found))
@@ -182,7 +188,7 @@ def _finish(found: ValidationReport, to: _Outputs) -> None:
 
 def _write(found: ValidationReport, to: _Outputs) -> None:
     from planner.cli import validated
-    from planner_validate import records, report
+    from planner_validate.reports import records, report
 
     written: list[Path] = []
     notes: list[str] = []
@@ -203,7 +209,7 @@ def _write_job(
     """The files that start the run as a job of a cluster."""
     from planner import service
     from planner.cli import output, problems
-    from planner_validate import plans
+    from planner_validate.runs import plans
 
     if out is None:
         raise InputError(

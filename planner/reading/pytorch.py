@@ -21,7 +21,7 @@ MARKS = ("model", "job", "strategy", "device")
 
 
 class RunConfigReader:
-    """The file that the processes of ``planner_validate.worker`` read."""
+    """The file that the processes of ``planner_validate.trainer.worker`` read."""
 
     name = "pytorch-run"
     title = "validation run (run.json as written by this planner)"

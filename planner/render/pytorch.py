@@ -28,7 +28,7 @@ def build(document: PlanDocument, plan: Plan) -> Bundle:
     return Bundle(
         files={RUN_FILE: json.dumps(config, indent=2) + "\n"},
         launch=Launch(
-            script="-m planner_validate.worker",
+            script="-m planner_validate.trainer.worker",
             arguments=f'--config {RUN_FILE} --out "${{RESULTS:-{RESULTS}}}" "$@"',
             variables=() if cluster.accelerator.synchronous else (EXPANDABLE_SEGMENTS,),
         ),

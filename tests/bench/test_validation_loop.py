@@ -18,10 +18,10 @@ import yaml
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.validation import ValidationReport
 from planner.units import MIB
-from planner_validate.calibrating import Options as CalibrationOptions
-from planner_validate.calibrating import calibrate_this_machine
-from planner_validate.options import Options
-from planner_validate.running import run
+from planner_validate.calibration.calibrating import Options as CalibrationOptions
+from planner_validate.calibration.calibrating import calibrate_this_machine
+from planner_validate.runs.options import Options
+from planner_validate.runs.running import run
 
 pytestmark = pytest.mark.bench
 pytest.importorskip("torch", reason="the runs need it")

@@ -16,7 +16,7 @@ from planner.service.profiles import profile_assumption
 from planner.specs.benchmark import BenchmarkKind
 from planner.specs.job import Precision
 from planner.specs.profile import LEAST_FACTOR, MOST_FACTOR, MachineCalibration, MachineMeasurement
-from planner_validate.probes import training_runs
+from planner_validate.calibration.probes import training_runs
 from tests.strategies import machines
 
 GEMMS: tuple[BenchmarkKind, ...] = ("gemm forward", "gemm input gradient", "gemm weight gradient")

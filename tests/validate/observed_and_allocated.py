@@ -12,8 +12,8 @@ def rise(case: str, trace: Path) -> dict[str, int]:
     """Bytes by which live memory rises in a step, observed and allocated."""
     from torch.profiler import ProfilerActivity, profile
 
-    from planner_validate.observe import Observer
-    from planner_validate.training import build
+    from planner_validate.trainer.observe import Observer
+    from planner_validate.trainer.training import build
     from tests.validate.runner_cases import configuration
 
     trainer = build(configuration(case))

@@ -129,9 +129,9 @@ def configuration(case: str) -> RunConfig:
 
 def measure(case: str) -> dict[str, Any]:
     """Run one case in this process, which is one of its ranks."""
-    from planner_validate.gradients import check_gradients
-    from planner_validate.observe import Observer, summed
-    from planner_validate.training import build
+    from planner_validate.trainer.gradients import check_gradients
+    from planner_validate.trainer.observe import Observer, summed
+    from planner_validate.trainer.training import build
 
     config = configuration(case)
     checked = check_gradients(config)

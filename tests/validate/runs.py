@@ -13,10 +13,10 @@ from pathlib import Path
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.plan import PlanDocument
 from planner.specs.validation import GradientCheck, RankResult, RunConfig, StepMeasure
-from planner_validate.launching import Folder, torchrun
-from planner_validate.options import Options
-from planner_validate.plans import Prepared, prepared
-from planner_validate.terms import FORWARD_BACKWARD, OPTIMIZER, phase_of, predicted_memory, predicted_times
+from planner_validate.reports.terms import FORWARD_BACKWARD, OPTIMIZER, phase_of, predicted_memory, predicted_times
+from planner_validate.runs.launching import Folder, torchrun
+from planner_validate.runs.options import Options
+from planner_validate.runs.plans import Prepared, prepared
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 

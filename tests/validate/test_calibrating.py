@@ -18,10 +18,10 @@ from planner.service.profiles import load_profile
 from planner.specs.benchmark import Benchmark, BenchmarkKind
 from planner.specs.measuring import BenchmarkConfig
 from planner.specs.profile import Profile
-from planner_validate import calibrating, worklist
-from planner_validate.calibrating import Options, calibrate_this_machine, combined, measured, trained
-from planner_validate.devices import Machine, this_machine
-from planner_validate.probes import SIZES, Size, training_runs
+from planner_validate.calibration import calibrating, worklist
+from planner_validate.calibration.calibrating import Options, calibrate_this_machine, combined, measured, trained
+from planner_validate.calibration.probes import SIZES, Size, training_runs
+from planner_validate.runs.devices import Machine, this_machine
 from tests.strategies import machines
 
 ALONE: dict[BenchmarkKind, dict[str, int]] = {
@@ -198,7 +198,7 @@ def test_command_refusals(arguments: list[str], words: str, capsys: pytest.Captu
 
 def test_the_parent_needs_no_torch() -> None:
     """What the command line imports loads no torch."""
-    script = "import sys, planner_validate.calibrating\nprint('torch' in sys.modules)"
+    script = "import sys, planner_validate.calibration.calibrating\nprint('torch' in sys.modules)"
     path = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -16,10 +16,9 @@ import pytest
 from planner.errors import InputError, MissingExtraError
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.plan import PlanDocument
-from planner_validate.devices import Machine
-from planner_validate.framework import check_devices, report, run, started
-from planner_validate.framework_logs import MEGATRON, RunLog, read_log
-from planner_validate.frameworks import (
+from planner_validate.frameworks.framework import check_devices, report, run, started
+from planner_validate.frameworks.logs import MEGATRON, RunLog, read_log
+from planner_validate.frameworks.starts import (
     FRAMEWORKS,
     MOCK_DATA,
     MOCK_TOKENIZER,
@@ -28,8 +27,9 @@ from planner_validate.frameworks import (
     framework_of,
     prepared,
 )
-from planner_validate.launching import Ended, private_folder
-from planner_validate.options import Options
+from planner_validate.runs.devices import Machine
+from planner_validate.runs.launching import Ended, private_folder
+from planner_validate.runs.options import Options
 from tests.golden.plans import CASES
 from tests.parsers.interpreter import PYTHON, lacking
 from tests.validate.test_framework_logs import megatron_line, megatron_memory
@@ -69,7 +69,7 @@ def test_frameworks_without_a_program_of_their_own(backend: str) -> None:
 def test_missing_frameworks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 6, and how to install it."""
     monkeypatch.delenv("MEGATRON_PATH", raising=False)
-    monkeypatch.setattr("planner_validate.frameworks._found", lambda module: False)
+    monkeypatch.setattr("planner_validate.frameworks.starts._found", lambda module: False)
     with pytest.raises(MissingExtraError, match="is not installed here") as caught:
         check_installed(FRAMEWORKS[backend])
     assert caught.value.exit_code == 6
@@ -78,7 +78,7 @@ def test_missing_frameworks(backend: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_checkout_of_megatron_is_looked_into(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """MEGATRON_PATH must hold the program; the package comes with it."""
-    monkeypatch.setattr("planner_validate.frameworks._found", lambda module: module != "megatron")
+    monkeypatch.setattr("planner_validate.frameworks.starts._found", lambda module: module != "megatron")
     monkeypatch.setenv("MEGATRON_PATH", str(tmp_path))
     with pytest.raises(MissingExtraError, match=r"no pretrain_gpt\.py"):
         check_installed(FRAMEWORKS["megatron"])
@@ -218,7 +218,7 @@ def test_failures_are_reported(script: str, kind: str, message: str) -> None:
 
 def test_a_silent_run_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that prints nothing for too long is ended with all its children, and reported as a timeout."""
-    monkeypatch.setattr("planner_validate.launching.BEYOND_S", 1.0)
+    monkeypatch.setattr("planner_validate.runs.launching.BEYOND_S", 1.0)
     plan = one_node("megatron")
     (tmp_path / "log").write_text(megatron_log(1.0))
     script = f"head -5 '{tmp_path}/log'; setsid sleep 1000 & echo $! > '{tmp_path}/pid'; sleep 1000"
@@ -246,7 +246,7 @@ def test_rendered_fsdp_files_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the plan to the report with real processes: two of them train the tiny model of the rendered script."""
     plan = one_node("fsdp", 2)
     tiny = dataclasses.replace(FRAMEWORKS["fsdp"], arguments=lambda steps: ("--tiny", "--steps", str(steps)))
-    monkeypatch.setattr("planner_validate.framework.framework_of", lambda plan: tiny)
+    monkeypatch.setattr("planner_validate.frameworks.framework.framework_of", lambda plan: tiny)
     told: list[str] = []
     made = run(plan, Options(timeout_s=240.0), told.append, probe=lambda: shows(2))
     assert made.failures == ()
@@ -269,7 +269,7 @@ def test_deepspeed_trains_on_processors(monkeypatch: pytest.MonkeyPatch) -> None
     """DeepSpeed itself, on two processes without a GPU: its timer's lines and the losses of the script are read."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("PATH", str(Path(PYTHON).parent) + os.pathsep + os.environ["PATH"])
-    monkeypatch.setattr("planner_validate.frameworks.sys.executable", PYTHON)
+    monkeypatch.setattr("planner_validate.frameworks.starts.sys.executable", PYTHON)
     job = JobInput(seq_len=64, global_batch=4)
     plan = estimate(
         "gpt2-124m", ClusterInput(gpu="h100", gpus=2), job, StrategyInput(zero_stage=2), backend="deepspeed"

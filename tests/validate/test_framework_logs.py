@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.units import GIB, MIB
-from planner_validate.framework_logs import (
+from planner_validate.frameworks.logs import (
     DEEPSPEED,
     MEGATRON,
     OWN_SCRIPT,

@@ -12,11 +12,11 @@ from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
 from planner.units import MIB
-from planner_validate import memory_only, running
-from planner_validate.launching import Folder, launch, torchrun
-from planner_validate.memory_only import enough_micro_batches, observed_ranks
-from planner_validate.options import Options
-from planner_validate.plans import prepared
+from planner_validate.runs import memory_only, running
+from planner_validate.runs.launching import Folder, launch, torchrun
+from planner_validate.runs.memory_only import enough_micro_batches, observed_ranks
+from planner_validate.runs.options import Options
+from planner_validate.runs.plans import prepared
 
 pytest.importorskip("torch", reason="ranks are traced with torch's fake tensors")
 pytestmark = pytest.mark.torch
@@ -167,7 +167,7 @@ def test_many_micro_batches_of_zero_bubble(tmp_path: Path) -> None:
 
 def last_rank(folder: Folder, processes: int) -> list[str]:
     """Both ranks of two stages."""
-    return torchrun(folder, processes, ("-m", "planner_validate.fake_rank", "--ranks", "0,1"))
+    return torchrun(folder, processes, ("-m", "planner_validate.trainer.fake_rank", "--ranks", "0,1"))
 
 
 def test_libraries_are_not_traced(tmp_path: Path) -> None:

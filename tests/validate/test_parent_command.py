@@ -12,10 +12,10 @@ from planner.cli.main import run
 from planner.errors import InputError, MissingExtraError
 from planner.specs.plan import PlanDocument
 from planner.specs.validation import RunConfig
-from planner_validate import devices
-from planner_validate.devices import Machine
-from planner_validate.options import Options
-from planner_validate.plans import runnable
+from planner_validate.runs import devices
+from planner_validate.runs.devices import Machine
+from planner_validate.runs.options import Options
+from planner_validate.runs.plans import runnable
 from tests.validate.runs import as_predicted, found_for, planned
 
 
@@ -124,7 +124,7 @@ def test_gpus_of_another_kind_are_told() -> None:
 
 def test_more_memory_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that would take all of the host memory are not started."""
-    monkeypatch.setattr("planner_validate.plans.available_host_bytes", lambda: 1_000_000_000)
+    monkeypatch.setattr("planner_validate.runs.plans.available_host_bytes", lambda: 1_000_000_000)
     with pytest.raises(InputError, match="host memory"):
         runnable(planned(), Options(), lambda: Machine(torch="2.13.0"))
 
@@ -188,7 +188,7 @@ def test_a_report_that_cannot_be_written_is_printed_first(
     def full(*_: object, **__: object) -> None:
         raise InputError("the files could not be written: No space left on device")
 
-    monkeypatch.setattr("planner_validate.report.write_files", full)
+    monkeypatch.setattr("planner_validate.reports.report.write_files", full)
     folder = folder_of_results(tmp_path / "results")
     command = ["validate", str(plan), "--results", str(folder), "--out", str(tmp_path / "run")]
     assert run(command) == 2

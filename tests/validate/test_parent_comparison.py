@@ -15,8 +15,15 @@ from planner.specs.validation import (
     StepMeasure,
     ValidationReport,
 )
-from planner_validate.comparison import report, spread, step_times
-from planner_validate.terms import allocated, phase_of, predicted_memory, predicted_times, predicted_traffic, reserved
+from planner_validate.reports.comparison import report, spread, step_times
+from planner_validate.reports.terms import (
+    allocated,
+    phase_of,
+    predicted_memory,
+    predicted_times,
+    predicted_traffic,
+    reserved,
+)
 from tests.validate.runs import LAYOUTS, as_predicted, found_for
 
 

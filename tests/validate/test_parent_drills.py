@@ -15,10 +15,10 @@ import pytest
 
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.plan import PlanDocument
-from planner_validate import keeper
-from planner_validate.launching import Folder, torchrun
-from planner_validate.options import Options
-from planner_validate.running import run
+from planner_validate.runs import keeper
+from planner_validate.runs.launching import Folder, torchrun
+from planner_validate.runs.options import Options
+from planner_validate.runs.running import run
 from tests.validate.runs import TINY, hear_signals, planned, processes_of
 
 pytest.importorskip("torch", reason="the runs need it")

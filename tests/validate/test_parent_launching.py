@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from planner.errors import InputError
-from planner_validate.launching import exit_codes, kind_of_text, launch, private_folder, requests_to_end, surroundings
+from planner_validate.runs.launching import (
+    exit_codes,
+    kind_of_text,
+    launch,
+    private_folder,
+    requests_to_end,
+    surroundings,
+)
 from tests.validate.runs import StandIn, config, hear_signals, processes_of
 
 pytest.importorskip("torch", reason="torchrun starts the processes")
@@ -124,7 +131,7 @@ def test_a_launcher_that_cannot_start() -> None:
 DRIVER = """
 import sys
 sys.path[:0] = {paths!r}
-from planner_validate.launching import launch
+from planner_validate.runs.launching import launch
 from tests.validate.runs import StandIn, config
 stand_in = StandIn("1:pid")
 def command(folder, processes):
@@ -259,6 +266,6 @@ def test_outer_launchers_do_not_shine_through(monkeypatch: pytest.MonkeyPatch) -
     made = surroundings(3, "cpu")
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES"} & set(made)
     assert made["OMP_NUM_THREADS"] == "3"
-    code = "import planner.specs.validation, planner_validate.options, sys; print(sorted(sys.modules))"
+    code = "import planner.specs.validation, planner_validate.runs.options, sys; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], env=made, cwd="/", capture_output=True, text=True, check=True)
     assert "torch" not in json.dumps(done.stdout).split("'")

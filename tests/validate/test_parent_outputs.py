@@ -14,10 +14,10 @@ from planner.accuracy.predict import cases_of, predict
 from planner.accuracy.runs.records import read_records
 from planner.errors import InputError, MissingExtraError
 from planner.specs.validation import GradientCheck, RankFailure, ValidationReport
-from planner_validate import records, report
-from planner_validate.comparison import report as compared
-from planner_validate.options import Options
-from planner_validate.plans import prepared
+from planner_validate.reports import records, report
+from planner_validate.reports.comparison import report as compared
+from planner_validate.runs.options import Options
+from planner_validate.runs.plans import prepared
 from tests.validate.runs import LAYOUTS, as_predicted, found_for
 
 
@@ -97,7 +97,7 @@ import resource, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
 from planner.errors import InputError
-from planner_validate import records, report
+from planner_validate.reports import records, report
 from tests.validate.test_parent_outputs import made
 found = made()
 place, room = Path({place!r}), {room}

@@ -9,10 +9,10 @@ import pytest
 from planner.errors import MissingExtraError
 from planner.service import StrategyInput
 from planner.specs.plan import PlanDocument
-from planner_validate import proxy
-from planner_validate.devices import Machine
-from planner_validate.options import Options
-from planner_validate.plans import prepared
+from planner_validate.runs import proxy
+from planner_validate.runs.devices import Machine
+from planner_validate.runs.options import Options
+from planner_validate.runs.plans import prepared
 from tests.validate.test_memory_only import SMALL, WIDE, plan
 
 torch = pytest.importorskip("torch", reason="a rank runs with torch")
@@ -90,7 +90,7 @@ def test_a_rank_of_a_larger_plan(gpus: int, strategy: StrategyInput, kinds: set[
 
 def test_collectives_are_copies() -> None:
     """Sizes as among all ranks, values finite, this rank's part where it belongs; nothing waits."""
-    from planner_validate import loopback
+    from planner_validate.trainer import loopback
 
     group = loopback.Loopback(1, 4)
     own = torch.arange(6.0)

@@ -14,11 +14,11 @@ from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 torch = pytest.importorskip("torch", reason="needs torch (the validate extra)")
 pytestmark = pytest.mark.torch
 
-from planner_validate.context import positions  # noqa: E402
-from planner_validate.experts import dealt, routes  # noqa: E402
-from planner_validate.gradients import reference_gradients, shrink  # noqa: E402
-from planner_validate.layers import Core  # noqa: E402
-from planner_validate.model import Stage, initialise  # noqa: E402
+from planner_validate.trainer.context import positions  # noqa: E402
+from planner_validate.trainer.experts import dealt, routes  # noqa: E402
+from planner_validate.trainer.gradients import reference_gradients, shrink  # noqa: E402
+from planner_validate.trainer.layers import Core  # noqa: E402
+from planner_validate.trainer.model import Stage, initialise  # noqa: E402
 from tests.validate.launch import torchrun  # noqa: E402
 from tests.validate.runner_cases import CASES, DENSE, LATENT, MIXTURE, ODD, configuration  # noqa: E402
 

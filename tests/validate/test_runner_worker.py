@@ -14,8 +14,8 @@ from tests.validate.runner_cases import CASES, DENSE, configuration, strategy
 torch = pytest.importorskip("torch", reason="needs torch (the validate extra)")
 pytestmark = pytest.mark.torch
 
-from planner_validate.layout import unsupported  # noqa: E402
-from planner_validate.worker import Post, kind_of, module_of, report  # noqa: E402
+from planner_validate.trainer.layout import unsupported  # noqa: E402
+from planner_validate.trainer.worker import Post, kind_of, module_of, report  # noqa: E402
 
 
 def start(folder: Path, case: str, processes: int) -> str:
@@ -23,7 +23,7 @@ def start(folder: Path, case: str, processes: int) -> str:
     config = folder / "run.json"
     config.write_text(configuration(case).model_dump_json(), encoding="utf-8")
     out = str(folder / "results")
-    return torchrun(processes, "-m", "planner_validate.worker", "--config", str(config), "--out", out).stdout
+    return torchrun(processes, "-m", "planner_validate.trainer.worker", "--config", str(config), "--out", out).stdout
 
 
 def test_results_of_a_run(tmp_path: Path) -> None:

@@ -31,5 +31,5 @@ exec torchrun \
   --nnodes 16 \
   --nproc-per-node 8 \
   "${RENDEZVOUS[@]}" \
-  -m planner_validate.worker \
+  -m planner_validate.trainer.worker \
   --config run.json --out "${RESULTS:-results}" "$@"

@@ -26,11 +26,11 @@ from planner.specs.measuring import BenchmarkConfig, BenchmarkResult
 from planner.specs.model import ModelSpec
 from planner.specs.profile import MachineCalibration, MachineMeasurement
 from planner.specs.validation import RankFailure
-from planner_validate import launching
-from planner_validate.devices import INSTALL, Machine, cores, this_machine
-from planner_validate.options import Progress
-from planner_validate.probes import training_runs
-from planner_validate.worklist import Wanted, worklist
+from planner_validate.calibration.probes import training_runs
+from planner_validate.calibration.worklist import Wanted, worklist
+from planner_validate.runs import launching
+from planner_validate.runs.devices import INSTALL, Machine, cores, this_machine
+from planner_validate.runs.options import Progress
 
 WHERE = "--on-this-machine"
 BACKEND = "pytorch"
@@ -212,7 +212,7 @@ def measured(config: BenchmarkConfig, processes: int, progress: Progress) -> lis
                 hint="free some space, or name another folder with TMPDIR",
             ) from problem
         ended = launching.supervise(
-            launching.torchrun(folder, processes, ("-m", "planner_validate.benchmarks")),
+            launching.torchrun(folder, processes, ("-m", "planner_validate.calibration.benchmarks")),
             folder,
             ranks=processes,
             timeout_s=config.timeout_s,

@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from planner.specs.model import Mixer, Mlp, ModelSpec
-from planner_validate.experts import Experts, Mixture
-from planner_validate.layers import Attention, Core, LatentAttention, Norm, Rotary, mark
-from planner_validate.layers import Mlp as DenseMlp
+from planner_validate.trainer.experts import Experts, Mixture
+from planner_validate.trainer.layers import Attention, Core, LatentAttention, Norm, Rotary, mark
+from planner_validate.trainer.layers import Mlp as DenseMlp
 
 INITIAL_SPREAD = 0.02
 """Standard deviation of the matrices' initial values."""

@@ -13,11 +13,11 @@ from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
 from planner.specs.validation import Comparison, RankFailure, RankResult, RunConfig, ValidationReport
 from planner.units import counted
-from planner_validate.comparison import compare_memory_terms, report, worst_rank
-from planner_validate.devices import Probe, cores, this_machine
-from planner_validate.launching import Folder, launch, torchrun
-from planner_validate.options import Options, Progress
-from planner_validate.plans import Prepared, prepared
+from planner_validate.reports.comparison import compare_memory_terms, report, worst_rank
+from planner_validate.runs.devices import Probe, cores, this_machine
+from planner_validate.runs.launching import Folder, launch, torchrun
+from planner_validate.runs.options import Options, Progress
+from planner_validate.runs.plans import Prepared, prepared
 
 PATIENCE_S = 3600.0
 """Longest phase of one rank: a whole step of a large model is one."""
@@ -44,7 +44,7 @@ def run(
 
     def command(folder: Folder, processes: int) -> list[str]:
         named = ",".join(map(str, ranks))
-        return torchrun(folder, processes, ("-m", "planner_validate.fake_rank", "--ranks", named))
+        return torchrun(folder, processes, ("-m", "planner_validate.trainer.fake_rank", "--ranks", named))
 
     launched = launch(config, len(ranks), progress, command=command)
     failures = [_of_plan(failure, ranks) for failure in launched.failures]

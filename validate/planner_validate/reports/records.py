@@ -25,7 +25,7 @@ from planner.specs.problems import shown
 from planner.specs.strategy import Recompute
 from planner.specs.validation import ValidationReport
 from planner.units import GIB
-from planner_validate.comparison import memory_figure
+from planner_validate.reports.comparison import memory_figure
 
 OPTION = "--record"
 SOURCE = "validate"

@@ -26,10 +26,11 @@ from typing import Literal
 from pydantic import ValidationError
 
 import planner
+import planner_validate
 from planner.errors import InputError
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig
-from planner_validate import keeper
-from planner_validate.options import Progress
+from planner_validate.runs import keeper
+from planner_validate.runs.options import Progress
 
 POLL_S = 0.25
 START_S = 180.0
@@ -117,7 +118,10 @@ Command = Callable[[Folder, int], Sequence[str]]
 """The program that starts so many processes for a folder."""
 
 
-def torchrun(folder: Folder, processes: int, program: Sequence[str] = ("-m", "planner_validate.worker")) -> list[str]:
+WORKER = ("-m", "planner_validate.trainer.worker")
+
+
+def torchrun(folder: Folder, processes: int, program: Sequence[str] = WORKER) -> list[str]:
     """torchrun on this machine alone, meeting on the loopback at a free port."""
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"),
@@ -201,7 +205,8 @@ def surroundings(threads: int, device: str) -> dict[str, str]:
 
 def _import_folders() -> list[str]:
     """Where the processes find the planner, if it is not installed."""
-    folders = dict.fromkeys(str(Path(str(file)).resolve().parents[1]) for file in (planner.__file__, __file__))
+    packages = (planner.__file__, planner_validate.__file__)
+    folders = dict.fromkeys(str(Path(str(file)).resolve().parents[1]) for file in packages)
     # Installed packages are found anyway, and would hide the standard library from there.
     return [folder for folder in folders if Path(folder).name not in ("site-packages", "dist-packages")]
 

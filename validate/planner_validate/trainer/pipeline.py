@@ -23,8 +23,8 @@ from torch.distributed.pipelining.schedules import (
 from planner.errors import InputError
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
-from planner_validate.layout import Layout
-from planner_validate.model import Stage
+from planner_validate.trainer.layout import Layout
+from planner_validate.trainer.model import Stage
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

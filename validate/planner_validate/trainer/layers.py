@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from planner.specs.model import MlaSpec, ModelSpec
-from planner_validate.context import Context
+from planner_validate.trainer.context import Context
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0

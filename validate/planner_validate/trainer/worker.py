@@ -1,5 +1,5 @@
-"""What every process of a short real run executes: ``python -m planner_validate.worker --config run.json --out DIR``
-under torchrun.
+"""What every process of a short real run executes under torchrun:
+``python -m planner_validate.trainer.worker --config run.json --out DIR``.
 
 It writes ``rank-R.phase`` whenever it starts something new, ``rank-R.json`` when it is done, and
 ``rank-R.failure.json`` when it cannot go on; nothing else leaves the process."""
@@ -23,10 +23,10 @@ from torch import nn
 
 from planner.specs.base import Spec
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig
-from planner_validate.gradients import check_gradients
-from planner_validate.keeper import die_with_parent
-from planner_validate.observe import Observer, collective_seconds, summed
-from planner_validate.training import Trainer, build
+from planner_validate.runs.keeper import die_with_parent
+from planner_validate.trainer.gradients import check_gradients
+from planner_validate.trainer.observe import Observer, collective_seconds, summed
+from planner_validate.trainer.training import Trainer, build
 
 DETAIL_LINES = 40
 """Last lines of a traceback that are kept."""

@@ -16,8 +16,8 @@ from planner.service.usecases import estimate_document
 from planner.specs.plan import Estimate, PlanDocument
 from planner.specs.validation import RunConfig, RunDevice
 from planner.units import gib
-from planner_validate.devices import Machine, Probe, available_host_bytes, cores, this_machine
-from planner_validate.options import WARMUP_STEPS, Options
+from planner_validate.runs.devices import Machine, Probe, available_host_bytes, cores, this_machine
+from planner_validate.runs.options import WARMUP_STEPS, Options
 
 RUNNER = "pytorch"
 """The backend whose plans the worker trains."""

@@ -25,9 +25,8 @@ from planner.specs.validation import (
     ValidationReport,
 )
 from planner.version import __version__
-from planner_validate.plans import Prepared, device_of
-from planner_validate.suspects import memory_suspect, time_suspects, unsound
-from planner_validate.terms import (
+from planner_validate.reports.suspects import memory_suspect, time_suspects, unsound
+from planner_validate.reports.terms import (
     BETWEEN,
     FORWARD_BACKWARD,
     OPTIMIZER,
@@ -40,6 +39,7 @@ from planner_validate.terms import (
     stage_of,
     traffic_name,
 )
+from planner_validate.runs.plans import Prepared, device_of
 
 SMALL_SHARE = 0.01
 """A part of the step below it is not a term of its own."""

@@ -16,13 +16,13 @@ from planner.specs.plan import Breakdown, Estimate, PlanDocument
 from planner.specs.strategy import Strategy
 from planner.specs.validation import Comparison, RankFailure, RankResult, RunConfig, ValidationReport
 from planner.units import gib, percent
-from planner_validate.comparison import compare_peak, report, spread, verdict
-from planner_validate.devices import Probe, available_host_bytes, this_machine
-from planner_validate.launching import Folder, launch, torchrun
-from planner_validate.options import WARMUP_STEPS, Options, Progress
-from planner_validate.plans import PROCESS_BYTES, Prepared, device_of, prepared
-from planner_validate.suspects import memory_suspect
-from planner_validate.terms import OPTIMIZER, TRAFFIC, leaves, predicted_times, predicted_traffic, stage_of
+from planner_validate.reports.comparison import compare_peak, report, spread, verdict
+from planner_validate.reports.suspects import memory_suspect
+from planner_validate.reports.terms import OPTIMIZER, TRAFFIC, leaves, predicted_times, predicted_traffic, stage_of
+from planner_validate.runs.devices import Probe, available_host_bytes, this_machine
+from planner_validate.runs.launching import Folder, launch, torchrun
+from planner_validate.runs.options import WARMUP_STEPS, Options, Progress
+from planner_validate.runs.plans import PROCESS_BYTES, Prepared, device_of, prepared
 
 WORK = "forward and backward, own work"
 BUBBLE = "pipeline bubble"
@@ -47,7 +47,7 @@ def run(
         progress(f"running rank {rank} of {found.gpus} alone")
 
     def command(folder: Folder, processes: int) -> list[str]:
-        return torchrun(folder, processes, ("-m", "planner_validate.lone_rank", "--rank", str(rank)))
+        return torchrun(folder, processes, ("-m", "planner_validate.trainer.lone_rank", "--rank", str(rank)))
 
     launched = launch(config, 1, progress, command=command)
     failures = [failure.model_copy(update={"rank": rank}) for failure in launched.failures]

@@ -27,10 +27,10 @@ from planner.specs.benchmark import Benchmark, BenchmarkKind
 from planner.specs.measuring import BenchmarkConfig, BenchmarkResult, Timing
 from planner.specs.model import ModelSpec
 from planner.specs.validation import RunConfig, StepMeasure
-from planner_validate.layers import Attention, Core, Mlp, Norm, Rotary, activated
-from planner_validate.model import Block
-from planner_validate.training import build, make_optimizer
-from planner_validate.worker import Post, leave, report
+from planner_validate.trainer.layers import Attention, Core, Mlp, Norm, Rotary, activated
+from planner_validate.trainer.model import Block
+from planner_validate.trainer.training import build, make_optimizer
+from planner_validate.trainer.worker import Post, leave, report
 
 Execute = Callable[[], None]
 
@@ -601,7 +601,7 @@ def _cuda_version(device: torch.device) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m planner_validate.benchmarks --config FILE --out DIR``, started by torchrun on every rank."""
+    """``python -m planner_validate.calibration.benchmarks --config FILE --out DIR``, by torchrun on every rank."""
     parser = argparse.ArgumentParser(description="Times small pieces of work for a machine profile.")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from planner.specs.validation import Comparison, GradientCheck, GroupKind
 from planner.units import duration, percent
-from planner_validate.terms import BETWEEN, FORWARD_BACKWARD, OPTIMIZER, traffic_name
+from planner_validate.reports.terms import BETWEEN, FORWARD_BACKWARD, OPTIMIZER, traffic_name
 
 UNSTEADY = 0.10
 """Spread of the step time above which the machine itself is the first suspect."""

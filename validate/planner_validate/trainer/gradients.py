@@ -18,9 +18,9 @@ from planner.specs.job import Job
 from planner.specs.model import MlaSpec, ModelSpec, MoeSpec
 from planner.specs.strategy import Strategy
 from planner.specs.validation import GradientCheck, RunConfig
-from planner_validate.layers import Core
-from planner_validate.model import Stage, expert_offset, initialise, local_part, named_parameters
-from planner_validate.training import build, synthetic_tokens
+from planner_validate.trainer.layers import Core
+from planner_validate.trainer.model import Stage, expert_offset, initialise, local_part, named_parameters
+from planner_validate.trainer.training import build, synthetic_tokens
 
 HEAD_DIM = 8
 SMALLEST_WIDTH = 64

@@ -25,10 +25,10 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from planner.specs.job import Precision
 from planner.specs.strategy import Strategy
-from planner_validate.experts import Experts, Mixture, Router
-from planner_validate.layers import MARKED, Attention, LatentAttention, Norm
-from planner_validate.layout import Layout
-from planner_validate.model import Block, Stage, mark_kept_products, named_parameters
+from planner_validate.trainer.experts import Experts, Mixture, Router
+from planner_validate.trainer.layers import MARKED, Attention, LatentAttention, Norm
+from planner_validate.trainer.layout import Layout
+from planner_validate.trainer.model import Block, Stage, mark_kept_products, named_parameters
 
 COMPUTE_TYPES: dict[Precision, torch.dtype] = {
     "bf16": torch.bfloat16,

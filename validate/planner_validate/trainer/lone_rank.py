@@ -1,7 +1,8 @@
 """The work of one rank of a larger plan on one device: its shard, its layers, its micro-batches, its optimizer states.
 
-``python -m planner_validate.lone_rank --config run.json --out DIR --rank 64`` under torchrun with one process.  The
-collectives are copies on the device (loopback.py), so times are those of the rank's own work and wait for nobody."""
+``python -m planner_validate.trainer.lone_rank --config run.json --out DIR --rank 64`` under torchrun with one process.
+The collectives are copies on the device (loopback.py), so times are those of the rank's own work, which waits for
+nobody."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
 from planner.specs.validation import RankResult, RunConfig
-from planner_validate import loopback
-from planner_validate.fake_rank import skip_vote
-from planner_validate.observe import Observer, summed
-from planner_validate.training import Trainer, build
-from planner_validate.worker import Post, describe, leave, report
+from planner_validate.trainer import loopback
+from planner_validate.trainer.fake_rank import skip_vote
+from planner_validate.trainer.observe import Observer, summed
+from planner_validate.trainer.training import Trainer, build
+from planner_validate.trainer.worker import Post, describe, leave, report
 
 
 def main(arguments: list[str] | None = None) -> int:

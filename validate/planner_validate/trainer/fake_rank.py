@@ -2,7 +2,8 @@
 
 The rank's own part of the model is built on a process group that talks to nobody and trained under fake tensors, which
 have shapes and storages but no memory, through the same schedule and with the same observer as in a real run:
-``python -m planner_validate.fake_rank --config run.json --out DIR --ranks 0,64`` under torchrun, one process a rank."""
+``python -m planner_validate.trainer.fake_rank --config run.json --out DIR --ranks 0,64`` under torchrun, one process
+a rank."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.specs.validation import RankResult, RunConfig
-from planner_validate.observe import Observer, summed
-from planner_validate.training import LossScale, Trainer, build
-from planner_validate.worker import Post, leave, report
+from planner_validate.trainer.observe import Observer, summed
+from planner_validate.trainer.training import LossScale, Trainer, build
+from planner_validate.trainer.worker import Post, leave, report
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.specs.validation import CollectiveUse, GroupKind, MemoryTerm
-from planner_validate.model import Block
-from planner_validate.training import Trainer
+from planner_validate.trainer.model import Block
+from planner_validate.trainer.training import Trainer
 
 TERMS: tuple[MemoryTerm, ...] = ("weights", "gradients", "optimizer", "activations", "buffers")
 _STEP_OF_SNAPSHOTS = 1.002

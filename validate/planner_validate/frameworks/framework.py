@@ -23,10 +23,8 @@ from planner.specs.validation import (
 )
 from planner.units import counted
 from planner.version import __version__
-from planner_validate.comparison import compare_peak, compare_step, step_times, verdict
-from planner_validate.devices import Probe, this_machine
-from planner_validate.framework_logs import RunLog, read_log
-from planner_validate.frameworks import (
+from planner_validate.frameworks.logs import RunLog, read_log
+from planner_validate.frameworks.starts import (
     Framework,
     amounts,
     check_installed,
@@ -34,10 +32,12 @@ from planner_validate.frameworks import (
     installed_versions,
     prepared,
 )
-from planner_validate.launching import Ended, Folder, private_folder, supervise
-from planner_validate.options import WARMUP_STEPS, Options, Progress
-from planner_validate.plans import with_profile
-from planner_validate.suspects import memory_suspect
+from planner_validate.reports.comparison import compare_peak, compare_step, step_times, verdict
+from planner_validate.reports.suspects import memory_suspect
+from planner_validate.runs.devices import Probe, this_machine
+from planner_validate.runs.launching import Ended, Folder, private_folder, supervise
+from planner_validate.runs.options import WARMUP_STEPS, Options, Progress
+from planner_validate.runs.plans import with_profile
 
 PLAN_FOLDER = "plan"
 """Of the rendered files, below the folder of the run."""

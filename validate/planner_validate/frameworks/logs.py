@@ -94,7 +94,7 @@ TORCHTITAN = LogFormat(
 
 OWN_SCRIPT = LogFormat(
     title="a script that the planner wrote",
-    source="templates/fsdp/example_train.py.j2 and planner_validate/deepspeed_script.py",
+    source="templates/fsdp/example_train.py.j2 and planner_validate/frameworks/deepspeed_script.py",
     step=re.compile(
         rf"^step (?P<step>\d+)  loss (?P<loss>{_NUMBER})  (?P<seconds>{_NUMBER}) s  peak (?P<reserved>{_NUMBER}) GiB",
         re.MULTILINE,

@@ -18,8 +18,8 @@ from planner.errors import InputError, MissingExtraError
 from planner.render import render_plan
 from planner.specs.plan import PlanDocument
 from planner.specs.strategy import Strategy
-from planner_validate.framework_logs import DEEPSPEED, MEGATRON, OWN_SCRIPT, TORCHTITAN, Amounts, LogFormat
-from planner_validate.launching import surroundings
+from planner_validate.frameworks.logs import DEEPSPEED, MEGATRON, OWN_SCRIPT, TORCHTITAN, Amounts, LogFormat
+from planner_validate.runs.launching import surroundings
 
 Files = dict[str, str]
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
 from planner.specs.strategy import Strategy
-from planner_validate.model import INITIAL_SPREAD, Stage
-from planner_validate.training import synthetic_tokens
+from planner_validate.trainer.model import INITIAL_SPREAD, Stage
+from planner_validate.trainer.training import synthetic_tokens
 
 
 def main() -> None:

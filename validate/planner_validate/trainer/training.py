@@ -21,12 +21,12 @@ from torch.nn import functional
 
 from planner.errors import InputError
 from planner.specs.validation import RunConfig, StepMeasure
-from planner_validate.context import Context, positions
-from planner_validate.layers import Core
-from planner_validate.layout import Layout, make_layout, unsupported
-from planner_validate.model import Stage, initialise, named_parameters
-from planner_validate.parallel import COMPUTE_TYPES, DataParallel, parallelize
-from planner_validate.pipeline import make_schedule, own_stages, run_schedule, stage_layers
+from planner_validate.trainer.context import Context, positions
+from planner_validate.trainer.layers import Core
+from planner_validate.trainer.layout import Layout, make_layout, unsupported
+from planner_validate.trainer.model import Stage, initialise, named_parameters
+from planner_validate.trainer.parallel import COMPUTE_TYPES, DataParallel, parallelize
+from planner_validate.trainer.pipeline import make_schedule, own_stages, run_schedule, stage_layers
 
 LEARNING_RATE = 1e-3
 LARGEST_NORM = 1.0

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.specs.model import ModelSpec, MoeSpec
-from planner_validate.layers import MARKED, Mlp, activated, whole
+from planner_validate.trainer.layers import MARKED, Mlp, activated, whole
 
 Indices = NDArray[np.int64]
 

@@ -10,11 +10,11 @@ from planner.specs.plan import PlanDocument
 from planner.specs.problems import shown
 from planner.specs.validation import RankFailure, RankResult, ValidationReport
 from planner.units import duration
-from planner_validate.comparison import report
-from planner_validate.devices import Probe, this_machine
-from planner_validate.launching import Command, End, config_of, launch, read_partial, read_results, torchrun
-from planner_validate.options import Options, Progress
-from planner_validate.plans import prepared, runnable
+from planner_validate.reports.comparison import report
+from planner_validate.runs.devices import Probe, this_machine
+from planner_validate.runs.launching import Command, End, config_of, launch, read_partial, read_results, torchrun
+from planner_validate.runs.options import Options, Progress
+from planner_validate.runs.plans import prepared, runnable
 
 INTERRUPTED = "interrupted before the last step: what follows is what was measured until then"
 

@@ -1,0 +1,1 @@
+"""This machine measured: what is timed, how it becomes a profile."""

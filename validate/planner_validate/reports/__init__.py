@@ -1,0 +1,1 @@
+"""Measurements beside predictions: terms, verdict, suspects, and the report in its forms."""

@@ -1,0 +1,1 @@
+"""What runs in every process of a validation: the decoder, the strategy applied to it, its steps."""
