@@ -530,8 +530,10 @@ def _ended_by_themselves(folder: Folder, ranks: int, ended: Ended) -> dict[int, 
     codes: dict[int, int | None] = dict(exit_codes(output))
     closed = closed_pids(output)
     if closed and not codes:
-        gone = [rank for rank in range(ranks) if rank in ended.pids and rank not in ended.states]
-        codes = {rank: None for rank in gone if ended.pids[rank] not in closed}
+        gone = [rank for rank in range(ranks) if rank not in ended.states and ended.pids.get(rank) not in closed]
+        # A process that was never seen may be one that the launcher closed: only so many were not.
+        seen = [rank for rank in gone if rank in ended.pids]
+        codes = dict.fromkeys(gone if len(gone) <= ranks - len(closed) else seen)
     return codes
 
 
