@@ -27,6 +27,7 @@ from planner.specs.benchmark import Benchmark, BenchmarkKind
 from planner.specs.measuring import BenchmarkConfig, BenchmarkResult, Timing
 from planner.specs.model import ModelSpec
 from planner.specs.validation import RunConfig, StepMeasure
+from planner_validate.runs.devices import cores
 from planner_validate.trainer.layers import Attention, Core, Mlp, Norm, Rotary, activated
 from planner_validate.trainer.model import Block
 from planner_validate.trainer.training import build, make_optimizer
@@ -115,7 +116,7 @@ def sample(machine: Machine, benchmark: Benchmark) -> Sample:
     seconds = []
     for _ in range(machine.repeats):
         machine.meet()
-        seconds.append(_timed_together(machine, execute, count) / count / executions)
+        seconds.append(_timed_together(machine, execute, count, alone=benchmark.ranks == 1) / count / executions)
     return Sample(seconds=tuple(seconds))
 
 
@@ -149,13 +150,19 @@ def _timed(machine: Machine, execute: Execute, count: int) -> float:
     return time.perf_counter() - begun
 
 
-def _timed_together(machine: Machine, execute: Execute, count: int) -> float:
+def _timed_together(machine: Machine, execute: Execute, count: int, *, alone: bool) -> float:
     """Seconds of ``count`` executions while all processes do the same.
 
-    Processes that outnumber the cores take turns, and one that starts late would not see that it had to wait: on the
-    processor the time is that from the first start to the last end, by the clock that all of them share."""
+    Processes that outnumber the cores take turns.  Work of a process ``alone`` takes the cores' time that it uses,
+    times the turns: by the clock, the last one to end would have had a core for itself.  Work that waits for others
+    takes from the first start to the last end, by the clock that all of them share."""
     if machine.device.type == "cuda":
         return _timed(machine, execute, count)
+    turns = machine.world_size / cores()
+    if alone and turns > 1.0:
+        used = time.process_time()
+        _timed(machine, execute, count)
+        return machine.agree(time.process_time() - used, dist.ReduceOp.MAX) * turns
     begun = time.monotonic()
     _timed(machine, execute, count)
     ended = time.monotonic()
