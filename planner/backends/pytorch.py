@@ -9,12 +9,12 @@ unsharded until the last micro-batch (torch/distributed/pipelining/stage.py).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
-from planner.backends.base import BufferContext, OffloadChoice, RecomputeKind, StateBytes, Tensor
-from planner.backends.fsdp import EAGER_LOSS_BYTES, GATHERED_BLOCKS, GRADIENT_BYTES, MASTER_BYTES, Fsdp
+from planner.backends.base import BufferContext, RecomputeKind, StateBytes, Tensor
+from planner.backends.fsdp import GATHERED_BLOCKS, GRADIENT_BYTES, MASTER_BYTES, Fsdp
 from planner.backends.pytorch_rules import RULES
 from planner.specs.batch import FloatArray, IntArray, StrategyBatch
 from planner.specs.job import Job
@@ -53,7 +53,6 @@ class PyTorch(Fsdp):
     versions = "torch >=2.8,<2.14"
     rules = RULES
     expert_degrees = True
-    offloads = (OffloadChoice("cpu", "cpu", (2, 3), steps=1),)
     habits = replace(
         Fsdp.habits,
         pipelines_keep_weights=True,
@@ -61,11 +60,10 @@ class PyTorch(Fsdp):
         # (planner_validate/trainer/layers.py).
         activation_overhead=1.0,
         gathered_inputs=True,
-        loss_bytes_per_logit=lambda _job: EAGER_LOSS_BYTES,
+        # Planning estimates (FSDP2's eager count and half as many each): calibration fits what they stand for.
         kernels_per_layer=120,
         tensor_parallel_kernels=60,
         sharding_kernels=60,
-        expert_dispatch="all-to-all",
         padded_experts=True,
         # planner_validate/trainer/context.py gathers keys and values in front of the attention.
         context_parallel_comm="all-gather",
@@ -76,7 +74,6 @@ class PyTorch(Fsdp):
         weight_gradients_wait=True,
     )
     layer_buffers = frozenset({"gathered blocks", "unsharded gradients"})
-    zero_stages: ClassVar[tuple[int, ...]] = (0, 2, 3)
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:
         """FSDP2's choices, where the matrix products that selective recomputation keeps are known by name."""

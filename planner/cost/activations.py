@@ -20,6 +20,7 @@ _EAGER_NORM_BYTES = 6.0
 """Per element of the input of an eager norm: its fp32 copy 4 and the normalised tensor before its scale 2."""
 
 _SPLIT_LOGIT_BYTES = 2.0
+"""Per logit of a split vocabulary that the loss's own figure counts already: the 16-bit logits themselves."""
 _LOG_SOFTMAX_BYTES = 4.0
 """Per logit that the cross entropy saves, in fp32."""
 
