@@ -34,6 +34,7 @@ TITLES: Mapping[str, tuple[int, str]] = {
     "no-plan-fits": (422, "No plan fits"),
     "time-limit": (422, "The time limit ended the search before a plan was found"),
     "too-many-requests": (429, "Too many requests"),
+    "head-too-large": (431, "The headers are too large"),
     "internal-error": (500, "The service failed"),
     "solver-failed": (500, "The solver process failed"),
     "out-of-memory": (500, "The work took more memory than it may"),

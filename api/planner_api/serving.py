@@ -8,6 +8,7 @@ import uvicorn
 
 from planner.errors import InputError
 from planner_api.app import create_app
+from planner_api.guards.connections import guarded
 from planner_api.settings import Settings
 
 
@@ -22,10 +23,10 @@ def run(settings: Settings) -> None:
         server_header=False,
         date_header=True,
         timeout_keep_alive=max(1, round(settings.header_timeout_s)),
-        limit_concurrency=settings.connection_limit,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
         lifespan="on",
-        h11_max_incomplete_event_size=64 * 1024,
+        http=guarded(settings.header_timeout_s, settings.connection_limit),
+        ws="none",
     )
     server = uvicorn.Server(config)
     try:

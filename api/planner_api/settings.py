@@ -64,8 +64,9 @@ class Settings(BaseSettings):
     header_timeout_s: float = Field(default=15.0, gt=0, le=600)
     """Time in which a request's head must have arrived, and between two requests of one connection."""
     connection_limit: int = Field(default=1000, ge=1, le=100_000)
+    """Connections that may be open; more are answered with 503."""
     rate_limit: str = "1200/minute"
-    """Requests of one token, or without tokens of one address, to this process; empty: no limit."""
+    """Requests of one address to this process, with tokens or without; empty: no limit."""
     require_tokens: bool | None = None
     """None: everywhere but on loopback."""
     allowed_hosts: str = ""

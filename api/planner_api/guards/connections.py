@@ -1,0 +1,102 @@
+"""Limits of the connection itself, before there is a request: heads that do not come, or are too large, and too many
+connections.
+
+uvicorn has a time limit between two requests of a connection, but none for the head of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from planner_api.guards.identity import begin_request, request_id
+from planner_api.problems import MEDIA_TYPE, problem
+
+HEAD_BYTES = 64 * 1024
+"""Most that the first line and the headers of a request may take."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's connection, closed when a head has not come after ``head_timeout_s`` or more than ``most`` are open."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        head_timeout_s: float,
+        most: int,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._head_timeout_s, self._most = head_timeout_s, most
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            self._refuse("not-able", "too many connections are open", retry=True)
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._deadline is None:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse("head-too-large", f"the headers may have at most {HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("bad-request", "this is not HTTP")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as if it had not asked for another protocol."""
+
+    def _await_head(self) -> None:
+        if self._deadline is None:
+            self._head_bytes = 0
+            # A client that has sent nothing could take an answer for that of its next request: it is only closed.
+            self._deadline = self.loop.call_later(self._head_timeout_s, self.transport.close)
+
+    def _head_is_there(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, code: str, detail: str, *, retry: bool = False) -> None:
+        """Answer in place of the application, and close."""
+        self._head_is_there()
+        begin_request(None)
+        told = problem(code, detail).model_copy(update={"instance": f"urn:planner:request:{request_id()}"})
+        body = told.model_dump_json(exclude_none=True).encode()
+        head = (
+            f"HTTP/1.1 {told.status} \r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
+            f"cache-control: no-store\r\nx-request-id: {request_id()}\r\n"
+            + ("retry-after: 1\r\n" if retry else "")
+            + "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def guarded(head_timeout_s: float, most: int) -> type[asyncio.Protocol]:
+    """What ``uvicorn.Config(http=...)`` takes."""
+    return partial(GuardedProtocol, head_timeout_s=head_timeout_s, most=most)  # type: ignore[return-value]
