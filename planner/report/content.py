@@ -94,7 +94,7 @@ def _facts(document: PlanDocument) -> tuple[Fact, ...]:
         Fact("step time, est.", duration(estimate.step_time_s), described.span(*estimate.step_time_range_s)),
         Fact("peak memory, est.", gib(estimate.peak_memory_bytes), _memory_note(document)),
         Fact("throughput, est.", f"{estimate.tokens_per_s_per_gpu:,.0f}", "tokens/s of a GPU"),
-        Fact("MFU, est.", percent(estimate.mfu), "of the peak of the format"),
+        Fact("MFU, est.", percent(estimate.mfu), "of peak"),
     ]
     if estimate.cost_per_million_tokens is not None:
         facts.append(Fact("cost, est.", f"${estimate.cost_per_million_tokens:.3g}", "per million tokens"))
@@ -120,14 +120,14 @@ def _plans(document: PlanDocument) -> Table:
     names = {"": "rank", "mbs": "micro-batch"}
     heads = tuple(Column(names.get(column.name, column.name), column.justify) for column in columns)
     limit = gib(document.best.estimate.memory_limit_bytes)
-    return Table(f"Plans, best first (tok/s of a GPU, memory of {limit}; all figures est.)", heads, rows)
+    return Table(f"Best first; tok/s of a GPU, memory of {limit}; all figures est.", heads, rows)
 
 
 def _figures(drawn: Pictures) -> tuple[Figure, ...]:
     figures = [described.points_figure(drawn)] if len(drawn.points) > 1 else []
     figures += [described.stages_figure(drawn), described.time_figure(drawn)]
     if drawn.schedule is not None:
-        figures.append(described.schedule_figure(drawn.schedule))
+        figures.append(described.schedule_figure(drawn.schedule, described.step_time_s(drawn)))
     if len(drawn.topology.ranks) > 1:
         figures.append(described.axes_table(drawn))
     if drawn.topology.traffic:

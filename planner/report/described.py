@@ -5,7 +5,7 @@ Formats the records of ``planner.specs.pictures``; computes nothing about the pl
 from __future__ import annotations
 
 from planner.report.tables import Figure, Mark, table
-from planner.specs.pictures import GroupAxis, LinkLevel, PartKind, Pictures, Schedule, SlotKind, StageMemory
+from planner.specs.pictures import LinkLevel, PartKind, Pictures, Schedule, SlotKind, StageMemory
 from planner.units import counted, duration, gib, percent
 
 KINDS: dict[PartKind, str] = {
@@ -34,9 +34,11 @@ def points_figure(drawn: Pictures) -> Figure:
     low, high = best.step_time_range_s
     within = sum(low <= point.step_time_s <= high for point in drawn.points[1:])
     caption = (
-        "Each number is a plan of the table: further left is faster, further down is smaller. The line joins the plans "
-        "that no other drawn plan beats in both; the stroke above a point ends where its memory range ends."
+        "Each number is a plan of the table: further left is faster, further down is smaller; the stroke above a point "
+        "ends where its memory range ends."
     )
+    if sum(point.on_frontier for point in drawn.points) > 1:
+        caption += " The line joins the plans that no other drawn plan beats in both."
     if within:
         caption += (
             f" {within} of {counted(len(drawn.points) - 1, 'other plan')} {'lies' if within == 1 else 'lie'} within "
@@ -150,14 +152,15 @@ def schedule_words(schedule: Schedule) -> str:
     return f"fill {duration(min(last, default=0.0))}, bubble {percent(1 - schedule.busy_share)}"
 
 
-def schedule_figure(schedule: Schedule) -> Figure:
+def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
     """The pipeline of one step: who works on which micro-batch when."""
     shown, of = schedule.shown_micro_batches, schedule.micro_batches
     drawn = f"all {_batches(of)}" if shown >= of else f"{shown} of {_batches(of)}, the steady state cut short"
     caption = (
-        f"{schedule.name} over {counted(schedule.stages, 'stage')}: {schedule_words(schedule)} of "
-        f"{duration(schedule.simulated_s)}. Drawn: {drawn}. A number is a micro-batch; pale slots belong to warm-up "
-        "and cool-down, strong ones to the steady state; hatching is the bubble."
+        f"{schedule.name} over {counted(schedule.stages, 'stage')}: {schedule_words(schedule)}, mean of all stages. "
+        f"Slot by slot the pipeline takes {duration(schedule.simulated_s)}; the estimate of the whole step is "
+        f"{duration(step_time_s)}. Drawn: {drawn}. A number is a micro-batch; pale slots belong to a stage's warm-up "
+        "and cool-down, strong ones to its steady state; hatching is the bubble."
     )
     kinds = [kind for kind in WORK if any(slot.kind == kind for slot in schedule.slots)]
     rows = []
@@ -217,18 +220,18 @@ def axis_name(name: str) -> str:
 
 
 def topology_words(drawn: Pictures) -> str:
-    """How the groups lie on the nodes."""
+    """How many GPUs and nodes there are, and which groups leave a node."""
     place = drawn.topology
-    gpus = counted(place.nodes * place.gpus_per_node if place.nodes > 1 else len(place.ranks), "GPU")
-    words = f"{gpus} on {counted(place.nodes, 'node')}."
+    words = f"{counted(place.nodes * place.gpus_per_node, 'GPU')} on {counted(place.nodes, 'node')}."
     if len(place.shown_nodes) < place.nodes:
         words += f" Drawn are {counted(len(place.shown_nodes), 'node')}, the first ones and the last."
-    return " ".join([words, *map(_axis_words, place.axes)])
-
-
-def _axis_words(axis: GroupAxis) -> str:
-    where = "inside a node" if axis.nodes <= 1 else f"across {axis.nodes} nodes"
-    return f"{axis_name(axis.name)}: groups of {axis.size} {where}, {axis.shares}."
+    inside = [axis_name(axis.name) for axis in place.axes if axis.nodes <= 1]
+    across = [f"{axis_name(axis.name)} ({axis.nodes:,} nodes)" for axis in place.axes if axis.nodes > 1]
+    if inside:
+        words += f" Inside a node: {', '.join(inside)}."
+    if across:
+        words += f" Across nodes: {', '.join(across)}."
+    return words
 
 
 def axes_table(drawn: Pictures) -> Figure:

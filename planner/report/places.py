@@ -10,9 +10,8 @@ from math import prod
 from planner.report.described import MOST_COLOURS, axis_name
 from planner.specs.pictures import RankPlace, TopologyMap
 
-DENSE = ("tp", "cp", "dp", "pp")
-EXPERT = ("etp", "ep", "edp", "pp")
-"""Axes of the two grids that the same ranks form; a group is the ranks that differ in one axis of its grid only."""
+EXPERT = ("etp", "ep", "edp", "efsdp")
+"""Axes that only the grid of the experts has; the same ranks form the grid of everything else."""
 STAGE = "stage"
 
 
@@ -85,12 +84,24 @@ def group_number(place: RankPlace, key: str, sizes: dict[str, int]) -> int:
     """Number of the group of ``key`` that holds the rank: its position on the other axes of the same grid, counted."""
     if key == STAGE:
         return place.coordinates["pp"]
-    grid = DENSE if key in DENSE else EXPERT
-    others = [axis for axis in grid if axis != key and axis in place.coordinates]
-    return sum(
-        place.coordinates[axis] * prod(sizes.get(inner, 1) for inner in others[:index])
-        for index, axis in enumerate(others)
-    )
+    number, stride = 0, 1
+    for axis in grid_of(key, sizes):
+        if axis != key:
+            number += place.coordinates[axis] * stride
+            stride *= sizes[axis]
+    return number
+
+
+def grid_of(key: str, sizes: dict[str, int]) -> list[str]:
+    """The axes that place a rank together with ``key``; those of the experts share the pipeline with the others, and
+    their replicas where no axis of their own holds them."""
+    dense = [axis for axis in sizes if axis not in EXPERT]
+    if key in dense:
+        return dense
+    expert = [axis for axis in sizes if axis in EXPERT or axis == "pp"]
+    if prod(sizes[axis] for axis in expert) < prod(sizes[axis] for axis in dense):
+        expert += [axis for axis in dense if axis == "dp_replicate"]
+    return expert
 
 
 def _title(topology: TopologyMap, node: int) -> str:

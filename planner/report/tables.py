@@ -4,6 +4,7 @@ Every figure carries its caption and the table that says the same without eyes o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from planner.service.ranking import Column
@@ -37,7 +38,7 @@ class Figure:
     legend: tuple[Mark, ...] = field(default=())
 
 
-def table(title: str, columns: str, rows: list[tuple[str, ...]]) -> Table:
+def table(title: str, columns: str, rows: Sequence[tuple[str, ...]]) -> Table:
     """``columns`` by commas; those that start with ``>`` hold numbers and are aligned right."""
     heads = [
         Column(name.removeprefix(">"), "right" if name.startswith(">") else "left") for name in columns.split(", ")

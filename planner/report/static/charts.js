@@ -74,7 +74,6 @@
     Plot.ruleX([limit], {stroke: "var(--bad)", strokeWidth: 2, strokeDasharray: "6 4"}),
     Plot.text([limit], {x: limit, frameAnchor: "top", dy: -top, text: () => "limit", fill: "var(--bad)", fontWeight: 600}),
   ];
-  const grid = {stroke: "var(--line)", strokeOpacity: 1};
 
   // ---- step time against memory ----
   // Labels that would overlap are pushed apart vertically, each with a leader to its point.
@@ -111,11 +110,10 @@
     const label = {x: (l) => x.invert(l.px + 16), y: (l) => y.invert(l.at)};
     plot(canvas, {
       width, height, ...margin,
-      x: {domain: xDomain, label: `step time, ${timeName}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 110))},
-      y: {domain: yDomain, label: `\u2191 peak memory, ${memoryName}, est.`, ticks: 5},
+      x: {domain: xDomain, label: `step time, ${timeName}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 110)), grid: true},
+      y: {domain: yDomain, label: `\u2191 peak memory, ${memoryName}, est.`, ticks: 5, grid: true},
       symbol: {domain: backends, range: SYMBOLS.slice(0, backends.length)},
       marks: [
-        Plot.gridX(grid), Plot.gridY(grid),
         Plot.ruleY([limit / memorySize], {stroke: "var(--bad)", strokeWidth: 2, strokeDasharray: "6 4"}),
         Plot.text([`limit ${memory(limit)}`], {y: limit / memorySize, frameAnchor: "right", dy: -9, textAnchor: "end", fill: "var(--bad)", fontWeight: 600, text: (d) => d}),
         Plot.line(frontier, {...at, curve: "step-after", stroke: "var(--axis)", strokeWidth: 1.5}),
@@ -154,10 +152,9 @@
     const x = {x1: "start", x2: "end", y: (p) => name(p.row)};
     plot(canvas, {
       width, height: stages.length * rowHeight + 74, marginLeft, marginRight, marginTop: 26, marginBottom: 42,
-      x: {domain: [0, most], label: `memory, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 120))},
+      x: {domain: [0, most], label: `memory, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 120)), grid: true},
       y: {domain: stages.map(name), label: null, tickSize: 0, padding: 0.18},
       marks: [
-        Plot.gridX(grid),
         Plot.barX(parts, {...x, fill: (p) => colour(terms.indexOf(p.name)), insetLeft: 0.5, insetRight: 0.5}),
         Plot.text(parts, {x: (p) => (p.start + p.end) / 2, y: x.y, text: "text", fill: "var(--on-mark)"}),
         Plot.ruleY([fullest], {y: name, x1: fullest.total_bytes / size, x2: upper / size, stroke: "currentColor", strokeWidth: 1.5}),
@@ -176,21 +173,20 @@
     const marginLeft = narrow ? 8 : widest(time.map((p) => p.name)) + 14;
     const words = (p) => `${duration(p.seconds)}  ${percent(p.seconds / total)}`;
     const marginRight = widest(time.map(words)) + 16;
-    const rowHeight = narrow ? 42 : 28;
+    const rowHeight = narrow ? 46 : 28;
     const {mark, fill} = patterns();
     const x = {x1: (p) => p.start_s / size, x2: (p) => (p.start_s + p.seconds) / size, y: "name"};
     const end = (p) => Math.max(p.start_s, p.start_s + p.seconds) / size;
     const inset = narrow ? {insetTop: 18} : {};
     plot(canvas, {
       width, height: time.length * rowHeight + 62, marginLeft, marginRight, marginTop: 12, marginBottom: 42,
-      x: {domain: [0, Math.max(...time.map(end), total / size)], label: `time, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 140))},
-      y: {domain: time.map((p) => p.name), label: null, tickSize: 0, padding: 0.22, axis: narrow ? null : "left"},
+      x: {domain: [0, Math.max(...time.map(end), total / size)], label: `time, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 140)), grid: true},
+      y: {domain: time.map((p) => p.name), label: null, tickSize: 0, padding: narrow ? 0.28 : 0.22, axis: narrow ? null : "left"},
       marks: [
-        mark, Plot.gridX(grid),
-        Plot.ruleX(time.slice(1), {x: (p) => p.start_s / size, stroke: "var(--axis)", strokeWidth: 0}),
+        mark,
         Plot.barX(time, {...x, ...inset, fill: (p) => p.kind === "arithmetic" ? "var(--kind-arithmetic)" : fill(p.kind), stroke: (p) => `var(--kind-${p.kind})`, strokeWidth: 1}),
         Plot.text(time, {x: end, y: "name", text: words, textAnchor: "start", dx: 7, dy: narrow ? 9 : 0, fill: "currentColor"}),
-        narrow ? Plot.text(time, {frameAnchor: "left", x: 0, y: "name", text: "name", textAnchor: "start", dy: -11, fill: "currentColor"}) : null,
+        narrow ? Plot.text(time, {frameAnchor: "left", x: 0, y: "name", text: "name", textAnchor: "start", dy: -9, fill: "currentColor"}) : null,
         tip(time, {x: (p) => (p.start_s + p.seconds / 2) / size, y: "name"}, (p) => `${p.name} (${p.kind})\n${words(p)}\nfrom ${duration(p.start_s)} to ${duration(p.start_s + p.seconds)}`),
       ],
     });
@@ -206,12 +202,14 @@
     const rowHeight = stages <= 8 ? 30 : stages <= 16 ? 22 : 14;
     const marginLeft = stages <= 24 ? widest([`stage ${stages - 1}`]) + 14 : 34;
     const inner = width - marginLeft - 12;
-    const lastStage = slots.filter((s) => s.stage === stages - 1);
-    const full = Math.min(...lastStage.map((s) => s.start_s)), drain = Math.max(...lastStage.map((s) => s.end_s));
+    // All stages work in turns from the last first steady slot to the first one of a cool-down.
+    const begins = (phase) => d3.rollups(slots.filter((s) => s.phase === phase), (of) => d3.min(of, (s) => s.start_s), (s) => s.stage).map(([, at]) => at);
+    const drain = d3.min(begins("cool-down")) ?? end, full = Math.min(d3.max(begins("steady")) ?? drain, drain);
     const chunks = Math.max(...slots.map((s) => s.chunk)) + 1;
     const rows = d3.range(stages);
     const {mark, fill} = patterns();
     const row = rowHeight * 0.88;
+    const roomy = (d3.median(slots, (s) => s.end_s - s.start_s) / end) * inner >= 6;
     const drawn = slots.map((s) => {
       const text = `${s.micro_batch + 1}`;
       const fits = ((s.end_s - s.start_s) / end) * inner >= wide(text, "11px system-ui") + 4 && rowHeight >= 22;
@@ -221,24 +219,26 @@
     const pale = (s) => `color-mix(in srgb, var(--slot-${s.kind}) 38%, var(--surface))`;
     const rects = Object.keys(WORK_WORDS).map((kind) => Plot.barX(drawn.filter((s) => s.kind === kind), {
       x1: (s) => s.start_s / size, x2: (s) => s.end_s / size, y: "stage", insetTop: row * HEIGHT_LEFT_OUT[kind],
-      fill: (s) => (s.steady ? strong(s) : pale(s)), stroke: "var(--surface)", strokeWidth: rowHeight >= 22 ? 1 : 0.5,
+      fill: (s) => (s.steady ? strong(s) : pale(s)), stroke: "var(--surface)", strokeWidth: roomy ? 1 : 0, insetRight: roomy ? 0 : 0.2,
     }));
     const numbers = Object.keys(WORK_WORDS).map((kind) => Plot.text(drawn.filter((s) => s.kind === kind && s.text), {
       x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage", text: "text", fontSize: 11, dy: (row * HEIGHT_LEFT_OUT[kind]) / 2,
       fill: (s) => (s.steady ? "var(--on-mark)" : "var(--text)"),
     }));
     const spans = [["warm-up", 0, full], ["steady state", full, drain], ["cool-down", drain, end]].filter(([, a, b]) => b > a);
-    const fitting = spans.filter(([text, a, b]) => ((b - a) / end) * inner >= wide(text) + 6);
+    // A short warm-up is named left of its end, a short cool-down right-aligned at the end of the picture.
+    const room = (text, a, b) => ((b - a) / end) * inner >= wide(text) + 8;
+    const names = spans.filter(([text, a, b]) => text !== "steady state" || room(text, a, b)).map(([text, a, b]) => ({text, ...(room(text, a, b) ? {at: (a + b) / 2, anchor: "middle"} : {at: text === "warm-up" ? b : end, anchor: "end"})}));
     plot(canvas, {
       width, height: stages * rowHeight + 74, marginLeft, marginRight: 12, marginTop: 28, marginBottom: 42,
-      x: {domain: [0, end / size], label: `time, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 140))},
+      x: {domain: [0, end / size], label: `time, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 140)), grid: true},
       y: {domain: rows, label: null, tickSize: 0, padding: 0.12, tickFormat: (s) => (stages <= 24 ? `stage ${s}` : s % 4 ? "" : `${s}`)},
       marks: [
         mark,
         Plot.barX(rows, {x1: 0, x2: end / size, y: (s) => s, fill: fill("bubble")}),
         ...rects, ...numbers,
         Plot.ruleX(spans.slice(1), {x: ([, a]) => a / size, stroke: "currentColor", strokeDasharray: "3 3", insetTop: -18}),
-        Plot.text(fitting, {x: ([, a, b]) => (a + b) / 2 / size, frameAnchor: "top", dy: -14, text: ([text]) => text, fill: "currentColor"}),
+        ...names.map((n) => Plot.text([n], {x: n.at / size, frameAnchor: "top", textAnchor: n.anchor, dx: n.anchor === "end" ? -4 : 0, dy: -14, text: "text", fill: "currentColor"})),
         tip(drawn, {x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage"}, (s) => `stage ${s.stage}${chunks > 1 ? `, chunk ${s.chunk}` : ""}: ${WORK_WORDS[s.kind]} of micro-batch ${s.micro_batch + 1}\n${s.phase}\n${duration(s.start_s)} to ${duration(s.end_s)}`),
       ],
     });
@@ -257,10 +257,10 @@
     const text = {y: "key", textAnchor: "start", fill: "currentColor"};
     plot(canvas, {
       width, height: rows.length * rowHeight + 62, marginLeft, marginRight, marginTop: 12, marginBottom: 42,
-      x: {label: `sent by one GPU, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 140)), domain: [0, Math.max(...rows.map((r) => r.sent_bytes_per_gpu)) / size]},
+      x: {label: `sent by one GPU, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 140)), grid: true, domain: [0, Math.max(...rows.map((r) => r.sent_bytes_per_gpu)) / size]},
       y: {domain: rows.map((r) => r.key), label: null, tickSize: 0, padding: 0.22, tickFormat: (key) => rows[+key].name, axis: narrow ? null : "left"},
       marks: [
-        mark, Plot.gridX(grid),
+        mark,
         Plot.barX(rows, {x: (r) => r.sent_bytes_per_gpu / size, y: "key", insetTop: narrow ? 18 : 0, fill: (r) => r.level === "node" ? "var(--level-node)" : fill(r.level), stroke: (r) => `var(--level-${r.level})`}),
         narrow
           ? Plot.text(rows, {...text, x: 0, text: (r) => `${r.axis.toUpperCase()}: ${words(r)}`, dy: -12})
@@ -297,7 +297,8 @@
       const draw = DRAW[figure.dataset.figure];
       if (draw) watch(figure.querySelector(".canvas"), (canvas) => draw(canvas, pictures));
       else topology(figure);
-      figure.querySelector("details").open = false;
+      const details = figure.querySelector("details");
+      if (details) details.open = false;
     }
   }
 
