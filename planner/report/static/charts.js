@@ -71,6 +71,7 @@
     ...options, title, fill: "var(--surface)", stroke: "var(--axis)", fontSize: 12, lineHeight: 1.35, maxRadius: 30,
   }));
   const limitMarks = (limit, top) => [
+    Plot.ruleX([limit], {stroke: "var(--surface)", strokeWidth: 6}),
     Plot.ruleX([limit], {stroke: "var(--bad)", strokeWidth: 2, strokeDasharray: "6 4"}),
     Plot.text([limit], {x: limit, frameAnchor: "top", dy: -top, text: () => "limit", fill: "var(--bad)", fontWeight: 600}),
   ];
@@ -107,7 +108,9 @@
     const labels = placed(points, (s) => x(s / timeSize), (b) => y(b / memorySize), height - margin.marginBottom - 6);
     const frontier = points.filter((p) => p.on_frontier).sort((a, b) => a.step_time_s - b.step_time_s);
     const at = {x: (p) => p.step_time_s / timeSize, y: (p) => p.peak_memory_bytes / memorySize};
-    const label = {x: (l) => x.invert(l.px + 16), y: (l) => y.invert(l.at)};
+    // Beside the point, on the side that has room.
+    const side = (l) => (l.px + 18 + wide(named(l.point), "600 13px system-ui") > width ? -1 : 1);
+    const label = {x: (l) => x.invert(l.px + 16 * side(l)), y: (l) => y.invert(l.at)};
     plot(canvas, {
       width, height, ...margin,
       x: {domain: xDomain, label: `step time, ${timeName}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 110)), grid: true},
@@ -118,9 +121,9 @@
         Plot.text([`limit ${memory(limit)}`], {y: limit / memorySize, frameAnchor: "right", dy: -9, textAnchor: "end", fill: "var(--bad)", fontWeight: 600, text: (d) => d}),
         Plot.line(frontier, {...at, curve: "step-after", stroke: "var(--axis)", strokeWidth: 1.5}),
         Plot.ruleX(points, {x: at.x, y1: at.y, y2: (p) => p.peak_memory_upper_bytes / memorySize, stroke: "var(--axis)"}),
-        Plot.link(labels, {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.px + 13), y2: label.y, stroke: "var(--axis)"}),
+        Plot.link(labels, {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.px + 13 * side(l)), y2: label.y, stroke: "var(--axis)"}),
         Plot.dot(points, {...at, symbol: "backend", r: 6, fill: (p) => colour(backends.indexOf(p.backend)), stroke: "var(--surface)", strokeWidth: 1.5}),
-        Plot.text(labels, {...label, text: (l) => named(l.point), textAnchor: "start", fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4}),
+        ...[1, -1].map((way) => Plot.text(labels.filter((l) => side(l) === way), {...label, text: (l) => named(l.point), textAnchor: way > 0 ? "start" : "end", fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4})),
         tip(points, at, (p) => `${p.rank}  ${p.backend}: ${p.label}\n${duration(p.step_time_s)} (${p.step_time_range_s.map(duration).join(" to ")})\n${memory(p.peak_memory_bytes)}, up to ${memory(p.peak_memory_upper_bytes)}`),
       ],
     });
@@ -238,7 +241,7 @@
         Plot.barX(rows, {x1: 0, x2: end / size, y: (s) => s, fill: fill("bubble")}),
         ...rects, ...numbers,
         Plot.ruleX(spans.slice(1), {x: ([, a]) => a / size, stroke: "currentColor", strokeDasharray: "3 3", insetTop: -18}),
-        ...names.map((n) => Plot.text([n], {x: n.at / size, frameAnchor: "top", textAnchor: n.anchor, dx: n.anchor === "end" ? -4 : 0, dy: -14, text: "text", fill: "currentColor"})),
+        ...names.map((n) => Plot.text([n], {x: n.at / size, frameAnchor: "top", textAnchor: n.anchor, dx: n.anchor === "end" ? -4 : 0, dy: -14, text: "text", fill: "currentColor", stroke: "var(--surface)", strokeWidth: 6})),
         tip(drawn, {x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage"}, (s) => `stage ${s.stage}${chunks > 1 ? `, chunk ${s.chunk}` : ""}: ${WORK_WORDS[s.kind]} of micro-batch ${s.micro_batch + 1}\n${s.phase}\n${duration(s.start_s)} to ${duration(s.end_s)}`),
       ],
     });
