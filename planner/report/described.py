@@ -4,6 +4,8 @@ Formats the records of ``planner.specs.pictures``; computes nothing about the pl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.report.tables import Figure, Mark, table
 from planner.specs.pictures import LinkLevel, PartKind, Pictures, Schedule, SlotKind, StageMemory
 from planner.units import counted, duration, gib, percent
@@ -103,7 +105,8 @@ def stages_figure(drawn: Pictures) -> Figure:
         for row in drawn.stages
     ]
     columns = ", ".join(["stage", *(f">{term}" for term in terms), ">total", ">of the limit"])
-    legend = tuple(Mark(f"c{index % MOST_COLOURS + 1}", term) for index, term in enumerate(terms))
+    letters = initials(terms)
+    legend = tuple(Mark(f"c{i % MOST_COLOURS + 1}", term, letters[i]) for i, term in enumerate(terms))
     title = "Memory of each stage" if stages > 1 else "Memory of a GPU"
     return Figure("stages", title, caption, table("Peak memory by term, est.", columns, rows), legend)
 
@@ -111,6 +114,14 @@ def stages_figure(drawn: Pictures) -> Figure:
 def term_names(drawn: Pictures) -> list[str]:
     """Names of the memory terms that some stage has, in order."""
     return list(dict.fromkeys(term.name for row in drawn.stages for term in row.terms if term.value > 0))
+
+
+def initials(names: Sequence[str]) -> list[str]:
+    """One capital a name: its first letter that no name before it has; empty where all are taken."""
+    taken: list[str] = []
+    for name in names:
+        taken.append(next((letter for letter in name.upper() if letter.isalpha() and letter not in taken), ""))
+    return taken
 
 
 def _sizes(row: StageMemory) -> dict[str, float]:

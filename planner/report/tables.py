@@ -25,6 +25,8 @@ class Mark:
 
     style: str
     label: str
+    letter: str = ""
+    """Stands in the mark where its name has no room."""
 
 
 @dataclass(frozen=True)
