@@ -47,6 +47,11 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     _next(console, document, written)
 
 
+def print_verdict(document: PlanDocument) -> None:
+    """The strategy, its speed and whether it fits: the head of the whole answer."""
+    _verdict(stdout(), document)
+
+
 def host_line(console: Console, plan: Plan, cluster: Cluster) -> None:
     """Host memory of a node, where something is offloaded."""
     offload = plan.strategy.offload

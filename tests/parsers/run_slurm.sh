@@ -5,6 +5,9 @@
 #       One line a script: the exit code of `sbatch --test-only`, a tab and what sbatch said.  Nobody runs on the nodes.
 #   run_slurm.sh run FOLDER GPUS                             runs FOLDER/job.sbatch on two nodes of this machine
 #       Exits as the job did.  GPUs are empty files: Slurm counts and hands them out, nothing opens them.
+#   run_slurm.sh nodes GPUS COMMAND...                       runs a command where such nodes are up; exits as it did
+#   run_slurm.sh plugin LUA NODES GPUS CPUS MEMORY_MB COMMAND...
+#       Runs a command beside a controller that asks the script LUA about every job; nobody runs on the nodes.
 #
 # Needs slurmctld, munged (and slurmd to run) and root.
 set -euo pipefail
@@ -79,10 +82,9 @@ controller() {
   return 1
 }
 
-check() {
-  local nodes=$1 gpus=$2 cpus=$3 memory=$4 script code said
-  shift 4
-  # Nodes of a cloud count as usable although nobody runs on them.
+# Nodes of a cloud count as usable although nobody runs on them.
+cloud() {
+  local nodes=$1 gpus=$2 cpus=$3 memory=$4
   cat >> "$SLURM_CONF" <<CONF
 SuspendProgram=/bin/true
 ResumeProgram=/bin/true
@@ -92,6 +94,23 @@ SlurmdPort=$((port + 1))
 NodeName=n[0001-$(printf %04d "$nodes")] NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory Gres=gpu:$gpus State=CLOUD
 CONF
   printf 'NodeName=n[0001-%04d] Name=gpu Count=%d\n' "$nodes" "$gpus" > "$work/gres.conf"
+}
+
+plugin() {
+  local script=$1
+  # The plugin looks for this name beside slurm.conf.
+  cp "$script" "$work/job_submit.lua"
+  chmod 644 "$work/job_submit.lua"
+  echo "JobSubmitPlugins=lua" >> "$SLURM_CONF"
+  cloud "${@:2:4}"
+  controller
+  SLURM_LOG="$work/controller.log" "${@:6}"
+}
+
+check() {
+  local script code said
+  cloud "${@:1:4}"
+  shift 4
   controller
   for script in "$@"; do
     code=0
@@ -100,8 +119,9 @@ CONF
   done
 }
 
-run() {
-  local folder=$1 gpus=$2 node index code=0 first
+# Two nodes of this machine, up and idle.
+start_nodes() {
+  local gpus=$1 node index first
   # The leading node must have a name that resolves, and come first in the order of names.
   first="$(hostname -s)"
   cat >> "$SLURM_CONF" <<CONF
@@ -127,6 +147,19 @@ CONF
     [[ "$(sinfo -h -o %T)" == idle ]] && break
     sleep 0.25
   done
+}
+
+nodes() {
+  local code=0
+  start_nodes "$1"
+  "${@:2}" || code=$?
+  if (( code )); then tail -n 20 "$work"/*.log >&2; fi
+  return "$code"
+}
+
+run() {
+  local folder=$1 code=0
+  start_nodes "$2"
   cd "$folder"
   sbatch --wait --time=2 job.sbatch || code=$?
   if (( code )); then tail -n 20 "$work"/*.log; fi
