@@ -377,7 +377,9 @@ def test_real_slurm_starts_the_groups_of_the_plan(tmp_path: Path, _: None) -> No
         "setup": [f'export PATH="{Path(PYTHON).parent}:$PATH"'],
     }
     cluster = {**JOB["cluster"], "gpu": "l4", "host_memory_gib": 16}
-    answer, log = submitted(tmp_path, {"backend": "fsdp", "cluster": cluster, "pins": {"zero_stage": 3}, "slurm": part})
+    answer, log = submitted(
+        tmp_path, {"backend": "fsdp", "cluster": cluster, "pins": {"dp": 2, "zero_stage": 3}, "slurm": part}
+    )
     reports = [json.loads(found) for found in re.findall(r"STARTED (\{.*\})$", log, re.MULTILINE)]
     assert sorted(report["RANK"] for report in reports) == ["0", "1"]
     assert {group["name"]: group["size"] for group in answer["groups"]} == {"dp_shard": 2}

@@ -6,9 +6,9 @@
 #   run_slurm.sh run FOLDER GPUS                             runs FOLDER/job.sbatch on two nodes of this machine
 #       Exits as the job did.  GPUs are empty files: Slurm counts and hands them out, nothing opens them.
 #   run_slurm.sh nodes GPUS COMMAND...                       runs a command where such nodes are up; exits as it did
-#   run_slurm.sh plugin LUA NODES GPUS CPUS MEMORY_MB COMMAND...
-#       Runs a command beside a controller that asks the script LUA about every job; nobody runs on the nodes.
+#   run_slurm.sh beside NODES GPUS CPUS MEMORY_MB COMMAND... runs a command beside a controller; nobody runs on the nodes
 #
+# With JOB_SUBMIT_LUA, a file, the controller asks that script about every job.
 # Needs slurmctld, munged (and slurmd to run) and root.
 set -euo pipefail
 mode=$1
@@ -72,6 +72,11 @@ authenticate() {
 }
 
 controller() {
+  if [[ -n "${JOB_SUBMIT_LUA:-}" ]]; then
+    # The plugin looks for this name beside slurm.conf.
+    install -m 644 "$JOB_SUBMIT_LUA" "$work/job_submit.lua"
+    echo "JobSubmitPlugins=lua" >> "$SLURM_CONF"
+  fi
   authenticate
   start controller slurmctld -D -f "$SLURM_CONF"
   for _ in $(seq 40); do
@@ -96,15 +101,10 @@ CONF
   printf 'NodeName=n[0001-%04d] Name=gpu Count=%d\n' "$nodes" "$gpus" > "$work/gres.conf"
 }
 
-plugin() {
-  local script=$1
-  # The plugin looks for this name beside slurm.conf.
-  cp "$script" "$work/job_submit.lua"
-  chmod 644 "$work/job_submit.lua"
-  echo "JobSubmitPlugins=lua" >> "$SLURM_CONF"
-  cloud "${@:2:4}"
+beside() {
+  cloud "${@:1:4}"
   controller
-  SLURM_LOG="$work/controller.log" "${@:6}"
+  "${@:5}"
 }
 
 check() {
