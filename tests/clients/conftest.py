@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cli.conftest import cli  # noqa: F401 - the same fixture
+from tests.clients.running import running_service
 from tests.clients.stand_in import Behaviour, serving
 
 
@@ -29,7 +30,9 @@ def stand_in(behaviour: Behaviour) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def service_url(stand_in: str) -> str:
-    """Address of the service that schedulers ask."""
-    return stand_in
+@pytest.fixture(scope="session")
+def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the service itself, one for all tests of a process."""
+    pytest.importorskip("fastapi", reason="the service needs the extra api")
+    with running_service(tmp_path_factory.mktemp("service")) as url:
+        yield url

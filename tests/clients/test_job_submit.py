@@ -95,7 +95,7 @@ def test_jobs_are_sized_and_refused(tmp_path: Path, service_url: str) -> None:
     assert "2 nodes x 4 GPUs" in said[0]
     assert "Submitted batch job 1" in said[0]
     for index, reason in enumerate(
-        ("more GPUs", "planner models", "gpus=... or nodes", "whole number", "given twice", "no field 'colour'"),
+        ("more GPUs", "no-such-model", "gpus=... or nodes", "whole number", "given twice", "no field 'colour'"),
         start=1,
     ):
         assert reason in said[index]

@@ -251,6 +251,7 @@ local function decided(job)
   if status == 0 then return undecided("the service did not answer") end
   if answer == nil then return undecided("the service's answer was not understood (" .. status .. ")") end
   if status == 202 then return undecided("the plan is not ready yet, the service works on it") end
+  if status == 200 and not answer.outcome then return undecided("the service could not finish the plan") end
   if status == 200 and answer.outcome == "plan" then return sized(job, answer) end
   if status == 200 then
     return refused(at(answer, "problem", "detail") or "there is no plan", at(answer, "problem", "hint"))
