@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.cost.activations import output_gradient_share
+from planner.cost.collectives import SECONDS, SENT_BYTES, Measure
 from planner.cost.context import Work
 from planner.cost.groups import Groups
 from planner.specs.batch import SCHEDULES, FloatArray
@@ -92,10 +93,24 @@ def point_to_point_s(work: Work, groups: Groups) -> FloatArray:
     an exchange makes the host wait, it costs a micro-batch what it takes to get the host ahead again."""
     context = work.context
     pp, vpp, m = work.batch.pp, work.batch.vpp, work.micro_batches
-    size = context.activation_bytes * context.model.hidden * work.sp_tokens
-    send = groups.pipeline.send_s(size)
+    send = _boundary(work, groups, SECONDS)
     fill = 2.0 * (pp - 1.0) * send
     steady = 2.0 * m * send
     overlapped = context.constants.overlap_slowdown * 2.0 * m * vpp * send
     exchanges = np.where(work.batch.schedule == INTERLEAVED, overlapped, steady)
     return np.where(pp > 1, fill + exchanges + m * context.constants.stage_sync_s, 0.0)
+
+
+def sent_bytes(work: Work, groups: Groups) -> FloatArray:
+    """What the rank with most neighbours sends in a step: its activations on, their gradients back, for every
+    micro-batch and chunk; the first rank has no gradients to send for its first chunk, the last no activations of its
+    last one."""
+    pp, vpp = work.batch.pp, work.batch.vpp
+    passes = 2.0 * vpp - np.where(pp == 2, 1.0, 0.0)
+    return np.asarray(work.micro_batches * passes * _boundary(work, groups, SENT_BYTES))
+
+
+def _boundary(work: Work, groups: Groups, measure: Measure) -> FloatArray:
+    """The hidden vectors of one micro-batch on their way to the next stage."""
+    size = work.context.activation_bytes * work.context.model.hidden * work.sp_tokens
+    return measure.send(groups.pipeline, size)

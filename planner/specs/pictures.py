@@ -102,13 +102,14 @@ class GroupAxis(Spec):
     shares: str
     """What the group shares: ``one layer's matrices``."""
     nodes: int
-    """Nodes that one group spans."""
+    """Most nodes that one group spans."""
 
 
 class Traffic(Spec):
     """What one GPU sends in one step for one kind of group."""
 
     axis: str
+    """tp, cp, ep, pp or dp, whatever the framework calls the axes of its grid."""
     level: LinkLevel
     """The slowest link that the group crosses."""
     what: str
@@ -121,6 +122,7 @@ class TopologyMap(Spec):
     """Ranks on nodes; of very many nodes the first ones and the last."""
 
     axes: tuple[GroupAxis, ...]
+    """Those with more than one rank, fastest first, by the framework's names; the experts' own axes behind."""
     ranks: tuple[RankPlace, ...]
     nodes: int
     shown_nodes: tuple[int, ...]
