@@ -159,12 +159,7 @@ async def _shown(row: PlanRow, asked: Asked, base: str | None, served: Services,
     text = await document_of(row, served)
     document = PlanDocument.model_validate_json(text)
     context = {
-        "plan": row.id,
         "section": await _section(row.id, text, served),
-        "launchers": LAUNCHERS,
-        "files": f"/v1/plans/{row.id}/artifacts.tar.gz",
-        "result": f"/v1/plans/{row.id}/result",
-        "address": address,
         "base": base or row.id,
         "restart": asked.address(base=""),
         "differences": await _differences(base, row.id, document, served),
@@ -177,7 +172,8 @@ async def _section(plan: str, text: str, served: Services) -> Markup:
     """The plan's part of the page, drawn in another process and remembered."""
     known = served.sections.get(plan)
     if known is None:
-        known = await served.quick.run(tasks.section, text, limit_s=served.settings.quick_time_limit_s)
+        actions = str(_filled("page/take.html.j2", {"plan": plan, "launchers": LAUNCHERS}))
+        known = await served.quick.run(tasks.section, text, actions, limit_s=served.settings.quick_time_limit_s)
         served.sections[plan] = known
     return Markup(known)  # noqa: S704  (made by a template that escapes)
 

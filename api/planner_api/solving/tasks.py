@@ -113,9 +113,9 @@ def render(document: str, rank: int, launcher: str) -> Mapping[str, str] | Probl
         return of_planner_error(problem)
 
 
-def section(document: str) -> str:
-    """A plan as a part of the page."""
-    return str(plan_section(read_plan(document, "plan")))
+def section(document: str, actions: str) -> str:
+    """A plan as a part of the page; ``actions`` is HTML that follows the verdict."""
+    return str(plan_section(read_plan(document, "plan"), actions=actions))
 
 
 REPORTS = {"html": html_report, "md": markdown_report}

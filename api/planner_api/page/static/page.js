@@ -49,7 +49,7 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button[data-copy]");
     if (!button) return;
-    const url = new URL(button.dataset.copy, location.href).href;
+    const url = location.href;
     try {
       await navigator.clipboard.writeText(url);
       button.textContent = "Link copied";
