@@ -42,8 +42,8 @@ def plan_section(
         "plan": content_of(document, drawn),
         "pictures": embedded(drawn),
         "name": name,
-        "actions": Markup(actions),
-    }  # noqa: S704  (HTML by contract)
+        "actions": Markup(actions),  # noqa: S704  (HTML by contract)
+    }
     return Markup(fill_html("report/plan.html.j2", context))  # noqa: S704  (escaped by the template)
 
 

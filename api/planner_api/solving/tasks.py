@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from planner.report.markdown import markdown_report
-
 # Loaded by the helper that processes are forked from, so that no search waits for them.
 import planner.search.engine
 import planner.search.model
@@ -20,6 +18,7 @@ from planner.accuracy.fits.calibration import calibrate
 from planner.accuracy.runs.records import parse_records
 from planner.errors import InfeasibleError, PlannerError, TimeLimitError
 from planner.report.html import html_report, plan_section
+from planner.report.markdown import markdown_report
 from planner.service.document import read_plan
 from planner.service.requests import SearchState
 from planner.specs.profile import Profile
