@@ -128,7 +128,9 @@ class TopologyMap(Spec):
     nodes: int
     shown_nodes: tuple[int, ...]
     gpus_per_node: int
+    """Those that the job uses."""
     domain_gpus: int
+    """Neighbouring ranks that share fast links, over several nodes where these are more than a node has."""
     traffic: tuple[Traffic, ...]
 
 

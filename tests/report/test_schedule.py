@@ -126,3 +126,13 @@ def test_no_pipeline_no_picture() -> None:
     context = question()
     batch = strategy(context)
     assert schedule(context, batch, to_strategy(batch, 0, context.recompute_kinds, context.job)) is None
+
+
+@pytest.mark.parametrize(("cores", "drawable"), [(8, True), (2, False)])
+def test_ranks_that_share_cores_have_no_picture(cores: int, drawable: bool) -> None:
+    """An idle rank leaves its core to the others: stage times depend on who waits, which no fixed slots can show."""
+    cluster = machines("cpu", 4, host_cores_per_node=cores, host_memory_bytes_per_node=1 << 36)
+    context = question("llama-3.2-1b", cluster, "pytorch", precision="fp32")
+    batch = strategy(context, pp=4)
+    found = schedule(context, batch, to_strategy(batch, 0, context.recompute_kinds, context.job))
+    assert (found is not None) == drawable
