@@ -4,6 +4,7 @@ A variable, path, port or version that the service does not know fails here, not
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -250,11 +251,26 @@ def test_kubernetes_would_not_set_our_port() -> None:
         assert deployment["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
-def test_probes_are_answered(tmp_path: Path) -> None:
-    """The service as configured for Kubernetes answers each probe of the manifest, and of the image, with 200."""
-    from fastapi.testclient import TestClient
+async def answers(settings: Settings, probes: list[dict[str, Any]]) -> list[int]:
+    """The status that the service gives to each probe."""
+    import httpx
     from planner_api.app import create_app
 
+    app = create_app(settings)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://10.0.0.1") as client,
+    ):
+        asked = [
+            client.get(probe["path"], headers={header["name"]: header["value"] for header in probe["httpHeaders"]})
+            for probe in probes
+        ]
+        return [answer.status_code for answer in await asyncio.gather(*asked)]
+
+
+def test_probes_are_answered(postgres_url: str) -> None:
+    """The service as configured for Kubernetes answers each probe of the manifest, and of the image, with 200."""
     probes = [
         probe["httpGet"]
         for deployment in of_kind("Deployment")
@@ -266,15 +282,12 @@ def test_probes_are_answered(tmp_path: Path) -> None:
     hosts = [of_kind("ConfigMap")[0]["data"], services()["api"]["environment"], {"PLANNER_ALLOWED_HOSTS": "localhost"}]
     for names in (settings["PLANNER_ALLOWED_HOSTS"] for settings in hosts):
         settings = Settings(
-            database_url=f"sqlite:///{tmp_path}/planner.db",
+            database_url=postgres_url,
             host="0.0.0.0",
             workers=0,
             allowed_hosts=re.sub(r"\$\{\w+:-(.*)\}", r"\1", names),
         )
-        with TestClient(create_app(settings)) as client:
-            for probe in probes:
-                headers = {header["name"]: header["value"] for header in probe["httpHeaders"]}
-                assert client.get(probe["path"], headers=headers).status_code == 200
+        assert set(asyncio.run(answers(settings, probes))) == {200}
 
 
 def test_pods_have_no_rights() -> None:
