@@ -25,6 +25,9 @@ class EndTime:
 
     terms: tuple[Term, ...]
 
+    def forward(self) -> FloatArray:
+        return sum((term.forward for term in self.terms), np.zeros_like(self.terms[0].forward))
+
     def total(self) -> FloatArray:
         return sum((term.forward + term.backward for term in self.terms), np.zeros_like(self.terms[0].forward))
 

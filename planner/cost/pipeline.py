@@ -1,8 +1,9 @@
 """Pipeline schedules: how much of the other stages' time is bubble, how many micro-batches are alive, what
 stage-to-stage traffic costs.
 
-Closed forms, checked against an event-by-event simulation in the tests.  Sources: GPipe and 1F1B arXiv 2104.04473,
-interleaved the same (section 2.2) and Megatron-LM's schedule, ZB-H1 and ZB-H2 arXiv 2401.10241."""
+Closed forms, checked in the tests against the event-by-event simulation of ``planner.cost.schedules``.  Sources: GPipe
+and 1F1B arXiv 2104.04473, interleaved the same (section 2.2) and Megatron-LM's schedule, ZB-H1 and ZB-H2 arXiv
+2401.10241."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from planner.specs.batch import SCHEDULES, FloatArray
 
 GPIPE, INTERLEAVED, ZB_H1, ZB_H2 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1", "zb-h2"))
 
-_WEIGHT_GRADIENT_SHARE = 0.25
+WEIGHT_GRADIENT_SHARE = 0.25
 """Share of the weight gradients in forward plus backward, profiled (arXiv 2401.10241, table 6: 0.20 to 0.27 at hidden
 sizes 2304 to 6144); attention and elementwise kernels have none."""
 
@@ -28,8 +29,8 @@ def bubble_factor(work: Work) -> FloatArray:
     it idles while micro-batches are too few for that."""
     pp, vpp, schedule = work.batch.pp, work.batch.vpp, work.batch.schedule
     factor = np.where(schedule == INTERLEAVED, 1.0 / vpp, 1.0)
-    factor = np.where(schedule == ZB_H1, 1.0 - 2.0 * _WEIGHT_GRADIENT_SHARE, factor)
-    one_pass = (1.0 - _WEIGHT_GRADIENT_SHARE) / 2.0
+    factor = np.where(schedule == ZB_H1, 1.0 - 2.0 * WEIGHT_GRADIENT_SHARE, factor)
+    one_pass = (1.0 - WEIGHT_GRADIENT_SHARE) / 2.0
     missing = np.maximum(2.0 * pp - 1.0 - work.micro_batches, 0.0)
     return np.where(schedule == ZB_H2, one_pass * missing / np.maximum(pp - 1.0, 1.0), factor)
 

@@ -15,11 +15,12 @@ from planner.errors import InputError
 from planner.machines import SOURCES, Inventory, combine, read_machines
 from planner.machines.slurm import from_environment
 from planner.machines.text import MAX_TEXT_BYTES, decode
-from planner.service.clusters import ClusterFile, checked_options, resolve_file
+from planner.service.clusters import checked_options, resolve_file
 from planner.service.machine_facts import fill
 from planner.service.machine_values import Facts
 from planner.service.outputs import check_target, write_file
 from planner.service.requests import ClusterInput
+from planner.specs.cluster_file import ClusterFile
 from planner.specs.finding import Finding
 from planner.specs.plan import Assumption
 from planner.specs.problems import shown, unreadable

@@ -36,6 +36,7 @@ class Term(Spec):
 
     name: str
     value: float
+    """Bytes."""
 
 
 class StageMemory(Spec):
@@ -75,8 +76,9 @@ class Schedule(Spec):
     stages: int
     micro_batches: int
     shown_micro_batches: int
-    """Long steady states are cut: micro-batches that are drawn."""
+    """Long steady states are cut: micro-batches of the run that is drawn."""
     slots: tuple[Slot, ...]
+    """Of a run of ``shown_micro_batches``, rank by rank in order of time; its times are its own, from 0 on."""
     simulated_s: float
     """Of all micro-batches, from the first forward to the last backward pass."""
     busy_share: float
