@@ -35,7 +35,7 @@ from planner.specs.plan import OUTSIDE_EXPERIENCE, Estimate, Plan, PlanDocument
 from planner.units import duration, gib, memory_unit
 
 
-def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None:
+def print_document(document: PlanDocument, written: Sequence[Path] = (), reports: Sequence[Path] = ()) -> None:
     """The whole answer of suggest or estimate."""
     console = stdout()
     searched = document.search.status != "estimated"
@@ -54,7 +54,9 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     notes(console, "Assumed", assumption_lines(document.assumptions))
     if searched:
         _search_line(console, document)
-    _next(console, document, written)
+    for path in reports:
+        console.print(Text(f"\nReport: {path}", style="cyan"), soft_wrap=True)
+    _next(console, document, written, reports)
 
 
 def print_verdict(document: PlanDocument) -> None:
@@ -141,12 +143,15 @@ def _search_line(console: Console, document: PlanDocument) -> None:
     console.print(Text(f"Search: {search_text(document.search)}", style="dim"))
 
 
-def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> None:
+def _next(console: Console, document: PlanDocument, written: Sequence[Path], reports: Sequence[Path]) -> None:
     if written:
         print_written(written, document.request.cluster.nodes)
         return
     if document.best.estimate.fits and document.search.status != "estimated":
-        command = "add --out FOLDER to write the launch files, or --json > plan.json for `planner render plan.json`"
+        report = "" if reports else "--report plan.html for the figures, "
+        command = (
+            f"add --out FOLDER to write the launch files, {report}or --json > plan.json for `planner render plan.json`"
+        )
     else:
         command = "`planner suggest` searches for a better strategy"
     console.print(Text(f"\nNext: {command}", style="cyan"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.specs.batch import IntArray
 from planner.specs.strategy import Schedule
 
 FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
@@ -160,7 +161,7 @@ def simulate(
     return Run(orders, starts, ends, v)
 
 
-_Table = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_Table = tuple[IntArray, IntArray, IntArray, IntArray, IntArray]
 
 
 def _slots(order: list[Op], rank: int, p: int, m: int, stages: int, always: int) -> _Table:
@@ -169,11 +170,11 @@ def _slots(order: list[Op], rank: int, p: int, m: int, stages: int, always: int)
     stage = np.array([chunk for _, chunk, _ in order]) * p + rank
     micro = np.array([number for _, _, number in order])
 
-    def place(kind: int, where: np.ndarray) -> np.ndarray:
-        return (kind * stages + where) * m + micro
+    def place(kind: int | IntArray, where: IntArray) -> IntArray:
+        return np.asarray((kind * stages + where) * m + micro)
 
     before = np.where(stage > 0, place(0, stage - 1), always)
     behind = np.where(stage < stages - 1, place(1, stage + 1), always)
     first = np.select([kinds == 0, kinds == 1], [before, place(0, stage)], place(1, stage))
     second = np.where(kinds == 1, behind, always)
-    return kinds, stage, kinds * stages * m + stage * m + micro, first, second
+    return kinds, stage, place(kinds, stage), first, second

@@ -4,6 +4,8 @@ Formats the records of ``planner.specs.pictures``; computes nothing about the pl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planner.report.tables import Figure, Mark, table
 from planner.specs.pictures import LinkLevel, PartKind, Pictures, Schedule, SlotKind, StageMemory
 from planner.units import counted, duration, gib, percent
@@ -33,17 +35,19 @@ def points_figure(drawn: Pictures) -> Figure:
     best = drawn.points[0]
     low, high = best.step_time_range_s
     within = sum(low <= point.step_time_s <= high for point in drawn.points[1:])
-    caption = (
+    shape = (
         "Each number is a plan of the table: further left is faster, further down is smaller; the stroke above a point "
         "ends where its memory range ends."
     )
     if sum(point.on_frontier for point in drawn.points) > 1:
-        caption += " The line joins the plans that no other drawn plan beats in both."
-    if within:
-        caption += (
-            f" {within} of {counted(len(drawn.points) - 1, 'other plan')} {'lies' if within == 1 else 'lie'} within "
-            f"the range of plan 1, {duration(low)} to {duration(high)}: a measurement can turn their order around."
-        )
+        shape += " The line joins the plans that no other drawn plan beats in both."
+    others = counted(len(drawn.points) - 1, "other plan")
+    sure = (
+        f"{within} of {others} {'lies' if within == 1 else 'lie'} within the range of plan 1, {span(low, high)}: "
+        "a measurement can turn their order around."
+        if within
+        else f"None of {others} lies within the range of plan 1, {span(low, high)}."
+    )
     rows = [
         (
             str(point.rank),
@@ -58,7 +62,8 @@ def points_figure(drawn: Pictures) -> Figure:
         for point in drawn.points
     ]
     columns = ">rank, backend, plan, >step time, >range, >peak memory, >up to, on the frontier"
-    return Figure("points", "Step time against memory", caption, table("Drawn plans, est.", columns, rows))
+    data = table("Drawn plans, est.", columns, rows)
+    return Figure("points", "Step time against memory", f"{shape} {sure}", data, text_caption=sure)
 
 
 def span(low_s: float, high_s: float) -> str:
@@ -81,11 +86,12 @@ def stages_figure(drawn: Pictures) -> Figure:
     """Peak memory of each pipeline stage by term, against the limit."""
     stages = drawn.stages[-1].last_stage + 1
     fullest = max(drawn.stages, key=lambda row: row.total_bytes)
+    fullest_name = f". The most is on {stage_name(fullest, stages)}" if stages > 1 else ""
     upper = drawn.points[0].peak_memory_upper_bytes
     limit = drawn.memory_limit_bytes
     over = f": {gib(upper - limit)} too much" if upper > limit else ""
     caption = (
-        f"What fills a GPU at its fullest moment. The most is on {stage_name(fullest, stages)}: "
+        f"What fills a GPU at its fullest moment{fullest_name}: "
         f"{gib(fullest.total_bytes)}, up to {gib(upper)}, of {gib(limit)}{over}."
     )
     terms = term_names(drawn)
@@ -99,7 +105,8 @@ def stages_figure(drawn: Pictures) -> Figure:
         for row in drawn.stages
     ]
     columns = ", ".join(["stage", *(f">{term}" for term in terms), ">total", ">of the limit"])
-    legend = tuple(Mark(f"c{index % MOST_COLOURS + 1}", term) for index, term in enumerate(terms))
+    letters = initials(terms)
+    legend = tuple(Mark(f"c{i % MOST_COLOURS + 1}", term, letters[i]) for i, term in enumerate(terms))
     title = "Memory of each stage" if stages > 1 else "Memory of a GPU"
     return Figure("stages", title, caption, table("Peak memory by term, est.", columns, rows), legend)
 
@@ -107,6 +114,14 @@ def stages_figure(drawn: Pictures) -> Figure:
 def term_names(drawn: Pictures) -> list[str]:
     """Names of the memory terms that some stage has, in order."""
     return list(dict.fromkeys(term.name for row in drawn.stages for term in row.terms if term.value > 0))
+
+
+def initials(names: Sequence[str]) -> list[str]:
+    """One capital a name: its first letter that no name before it has; empty where all are taken."""
+    taken: list[str] = []
+    for name in names:
+        taken.append(next((letter for letter in name.upper() if letter.isalpha() and letter not in taken), ""))
+    return taken
 
 
 def _sizes(row: StageMemory) -> dict[str, float]:
@@ -120,8 +135,8 @@ def time_figure(drawn: Pictures) -> Figure:
     for part in drawn.time:
         by_kind[part.kind] = by_kind.get(part.kind, 0.0) + part.seconds
     shares = ", ".join(f"{KINDS[kind]} {percent(by_kind[kind] / total)}" for kind in KINDS if kind in by_kind)
-    where = "on the slowest stage, " if drawn.schedule is not None else ""
-    caption = f"One step of {duration(total)} {where}part after part: {shares}."
+    where = " on the slowest stage" if drawn.schedule is not None else ""
+    caption = f"One step of {duration(total)}{where}, part after part: {shares}."
     rows = [
         (part.name, KINDS[part.kind], signed(part.seconds), percent(part.seconds / total), duration(part.start_s))
         for part in drawn.time
@@ -156,11 +171,14 @@ def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
     """The pipeline of one step: who works on which micro-batch when."""
     shown, of = schedule.shown_micro_batches, schedule.micro_batches
     drawn = f"all {_batches(of)}" if shown >= of else f"{shown} of {_batches(of)}, the steady state cut short"
-    caption = (
+    said = (
         f"{schedule.name} over {counted(schedule.stages, 'stage')}: {schedule_words(schedule)}, mean of all stages. "
         f"Slot by slot the pipeline takes {duration(schedule.simulated_s)}; the estimate of the whole step is "
-        f"{duration(step_time_s)}. Drawn: {drawn}. A number is a micro-batch; pale slots belong to a stage's warm-up "
-        "and cool-down, strong ones to its steady state; hatching is the bubble."
+        f"{duration(step_time_s)}."
+    )
+    shape = (
+        f"Drawn: {drawn}. A number is a micro-batch; pale slots belong to a stage's warm-up and cool-down, strong ones "
+        "to its steady state; hatching is the bubble."
     )
     kinds = [kind for kind in WORK if any(slot.kind == kind for slot in schedule.slots)]
     rows = []
@@ -177,7 +195,10 @@ def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
     )
     title = "Drawn slots of each stage, est."
     legend = (*(Mark(f"slot-{kind}", WORK[kind]) for kind in kinds), Mark("bubble", "bubble"))
-    return Figure("schedule", "The pipeline of a step", caption, table(title, columns, rows), legend)
+    data = table(title, columns, rows)
+    return Figure(
+        "schedule", "The pipeline of a step", f"{said} {shape}", data, legend, f"{said} In the table: {drawn}."
+    )
 
 
 def _batches(number: int) -> str:

@@ -5,7 +5,7 @@ Every figure carries its caption and the table that says the same without eyes o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from planner.service.ranking import Column
 
@@ -25,6 +25,8 @@ class Mark:
 
     style: str
     label: str
+    letter: str = ""
+    """Stands in the mark where its name has no room."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class Figure:
     title: str
     caption: str
     table: Table
-    legend: tuple[Mark, ...] = field(default=())
+    legend: tuple[Mark, ...] = ()
+    text_caption: str = ""
+    """The caption where nothing is drawn; empty: the same."""
 
 
 def table(title: str, columns: str, rows: Sequence[tuple[str, ...]]) -> Table:

@@ -102,17 +102,19 @@ class GroupAxis(Spec):
     shares: str
     """What the group shares: ``one layer's matrices``."""
     nodes: int
-    """Nodes that one group spans."""
+    """Most nodes that one group spans."""
 
 
 class Traffic(Spec):
     """What one GPU sends in one step for one kind of group."""
 
     axis: str
+    """tp, cp, ep, pp or dp, whatever the framework calls the axes of its grid."""
     level: LinkLevel
-    """The slowest link that the group crosses."""
+    """The slowest link that any group of the kind crosses."""
     what: str
     sent_bytes_per_gpu: float
+    """Over links of any level, by the pipeline rank that sends most."""
     exposed_s: float
     """Of the step time, not hidden behind work."""
 
@@ -121,11 +123,14 @@ class TopologyMap(Spec):
     """Ranks on nodes; of very many nodes the first ones and the last."""
 
     axes: tuple[GroupAxis, ...]
+    """Those with more than one rank, fastest first, by the framework's names; the experts' own axes behind."""
     ranks: tuple[RankPlace, ...]
     nodes: int
     shown_nodes: tuple[int, ...]
     gpus_per_node: int
+    """Those that the job uses."""
     domain_gpus: int
+    """Neighbouring ranks that share fast links, over several nodes where these are more than a node has."""
     traffic: tuple[Traffic, ...]
 
 

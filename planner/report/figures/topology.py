@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.cost.context import CostContext
 from planner.render import rank_grids
 from planner.render.topology import Axis, Topology
@@ -51,11 +53,19 @@ def _axes(grids: tuple[Topology, ...]) -> list[tuple[Topology, Axis]]:
     """Axes of more than one rank, fastest first; those of experts behind, without the ones that both grids have."""
     found: dict[str, tuple[Topology, Axis]] = {}
     for grid in grids:
-        for axis in reversed(grid.used()):
-            found.setdefault(axis.name, (grid, axis))
+        for axis in grid.axes:
+            if axis.size > 1:
+                found.setdefault(axis.name, (grid, axis))
     return list(found.values())
 
 
 def _group_axis(grid: Topology, axis: Axis) -> GroupAxis:
-    nodes = len({rank // grid.local_ranks for rank in grid.group(axis.name)})
-    return GroupAxis(name=axis.name, size=axis.size, shares=axis.meaning, nodes=nodes)
+    return GroupAxis(name=axis.name, size=axis.size, shares=axis.meaning, nodes=_nodes_of_a_group(grid, axis))
+
+
+def _nodes_of_a_group(grid: Topology, axis: Axis) -> int:
+    """Most nodes that any group of the axis has ranks on."""
+    ranks, step = np.arange(grid.ranks), grid.stride(axis.name)
+    first = ranks - ranks // step % axis.size * step
+    places = np.unique(np.stack([first, ranks // grid.local_ranks]), axis=1)
+    return int(np.unique(places[0], return_counts=True)[1].max())

@@ -59,9 +59,12 @@
   };
 
   // ---- Plot, the way all figures use it ----
+  const PAPER = 680; // pixels that a page of paper shows at the size of its text
+  let printing = false;
+  const widthOf = (canvas) => (printing ? PAPER : Math.max(280, canvas.clientWidth));
   const plot = (canvas, options) => {
     const figure = Plot.plot({
-      width: Math.max(280, canvas.clientWidth), className: "plan-plot", style: {background: "none"}, ...options,
+      width: widthOf(canvas), className: "plan-plot", style: {background: "none"}, ...options,
     });
     for (const style of figure.querySelectorAll("style")) style.remove(); // plan.css has the rules: policies allow no others
     figure.setAttribute("aria-hidden", "true"); // caption and table say it
@@ -71,6 +74,7 @@
     ...options, title, fill: "var(--surface)", stroke: "var(--axis)", fontSize: 12, lineHeight: 1.35, maxRadius: 30,
   }));
   const limitMarks = (limit, top) => [
+    Plot.ruleX([limit], {stroke: "var(--surface)", strokeWidth: 4}),
     Plot.ruleX([limit], {stroke: "var(--bad)", strokeWidth: 2, strokeDasharray: "6 4"}),
     Plot.text([limit], {x: limit, frameAnchor: "top", dy: -top, text: () => "limit", fill: "var(--bad)", fontWeight: 600}),
   ];
@@ -90,7 +94,7 @@
   };
 
   function points(canvas, {points, memory_limit_bytes: limit}) {
-    const width = Math.max(280, canvas.clientWidth), height = 340;
+    const width = widthOf(canvas), height = 340;
     const margin = {marginLeft: 52, marginRight: 20, marginTop: 30, marginBottom: 42};
     const [memoryName, memorySize] = memoryUnit(limit);
     const times = points.map((p) => p.step_time_s);
@@ -107,7 +111,9 @@
     const labels = placed(points, (s) => x(s / timeSize), (b) => y(b / memorySize), height - margin.marginBottom - 6);
     const frontier = points.filter((p) => p.on_frontier).sort((a, b) => a.step_time_s - b.step_time_s);
     const at = {x: (p) => p.step_time_s / timeSize, y: (p) => p.peak_memory_bytes / memorySize};
-    const label = {x: (l) => x.invert(l.px + 16), y: (l) => y.invert(l.at)};
+    // Beside the point, on the side that has room.
+    const side = (l) => (l.px + 18 + wide(named(l.point), "600 13px system-ui") > width ? -1 : 1);
+    const label = {x: (l) => x.invert(l.px + 16 * side(l)), y: (l) => y.invert(l.at)};
     plot(canvas, {
       width, height, ...margin,
       x: {domain: xDomain, label: `step time, ${timeName}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 110)), grid: true},
@@ -118,9 +124,9 @@
         Plot.text([`limit ${memory(limit)}`], {y: limit / memorySize, frameAnchor: "right", dy: -9, textAnchor: "end", fill: "var(--bad)", fontWeight: 600, text: (d) => d}),
         Plot.line(frontier, {...at, curve: "step-after", stroke: "var(--axis)", strokeWidth: 1.5}),
         Plot.ruleX(points, {x: at.x, y1: at.y, y2: (p) => p.peak_memory_upper_bytes / memorySize, stroke: "var(--axis)"}),
-        Plot.link(labels, {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.px + 13), y2: label.y, stroke: "var(--axis)"}),
+        Plot.link(labels, {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.px + 13 * side(l)), y2: label.y, stroke: "var(--axis)"}),
         Plot.dot(points, {...at, symbol: "backend", r: 6, fill: (p) => colour(backends.indexOf(p.backend)), stroke: "var(--surface)", strokeWidth: 1.5}),
-        Plot.text(labels, {...label, text: (l) => named(l.point), textAnchor: "start", fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4}),
+        ...[1, -1].map((way) => Plot.text(labels.filter((l) => side(l) === way), {...label, text: (l) => named(l.point), textAnchor: way > 0 ? "start" : "end", fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4})),
         tip(points, at, (p) => `${p.rank}  ${p.backend}: ${p.label}\n${duration(p.step_time_s)} (${p.step_time_range_s.map(duration).join(" to ")})\n${memory(p.peak_memory_bytes)}, up to ${memory(p.peak_memory_upper_bytes)}`),
       ],
     });
@@ -132,10 +138,12 @@
     const last = stages[stages.length - 1].last_stage;
     const name = (row) => last === 0 ? "every GPU" : row.first_stage === row.last_stage ? `stage ${row.first_stage}` : `stages ${row.first_stage}\u2013${row.last_stage}`;
     const terms = [...new Set(stages.flatMap((row) => row.terms.filter((t) => t.value > 0).map((t) => t.name)))];
+    const keys = [...canvas.closest("figure").querySelectorAll(".legend li")];
+    const letters = new Map(keys.map((key) => [key.lastChild.textContent, key.firstElementChild.textContent]));
     const upper = points[0].peak_memory_upper_bytes;
     const [unit, size] = memoryUnit(limit);
     const fullest = stages.reduce((a, b) => (b.total_bytes > a.total_bytes ? b : a));
-    const width = Math.max(280, canvas.clientWidth);
+    const width = widthOf(canvas);
     const marginLeft = widest(stages.map(name)) + 14, marginRight = 16;
     const rowHeight = stages.length > 24 ? 20 : 30;
     const most = 1.01 * Math.max(limit, upper, ...stages.map((row) => row.total_bytes)) / size;
@@ -145,7 +153,7 @@
       return row.terms.filter((t) => t.value > 0).map((term) => {
         const part = {row, name: term.name, value: term.value, start: start / size, end: (start += term.value) / size};
         const free = pixels(term.value) - 8;
-        part.text = wide(term.name) <= free ? term.name : wide("W") <= free ? term.name[0].toUpperCase() : "";
+        part.text = wide(term.name) <= free ? term.name : wide("W") <= free ? letters.get(term.name) : "";
         return part;
       });
     });
@@ -169,7 +177,7 @@
   function time(canvas, {time}) {
     const total = time[time.length - 1].start_s + time[time.length - 1].seconds;
     const [unit, size] = timeUnit(total);
-    const width = Math.max(280, canvas.clientWidth), narrow = width < NARROW;
+    const width = widthOf(canvas), narrow = width < NARROW;
     const marginLeft = narrow ? 8 : widest(time.map((p) => p.name)) + 14;
     const words = (p) => `${duration(p.seconds)}  ${percent(p.seconds / total)}`;
     const marginRight = widest(time.map(words)) + 16;
@@ -198,7 +206,7 @@
     const {slots, stages} = schedule;
     const end = Math.max(...slots.map((s) => s.end_s));
     const [unit, size] = timeUnit(end);
-    const width = Math.max(280, canvas.clientWidth);
+    const width = widthOf(canvas);
     const rowHeight = stages <= 8 ? 30 : stages <= 16 ? 22 : 14;
     const marginLeft = stages <= 24 ? widest([`stage ${stages - 1}`]) + 14 : 34;
     const inner = width - marginLeft - 12;
@@ -238,7 +246,7 @@
         Plot.barX(rows, {x1: 0, x2: end / size, y: (s) => s, fill: fill("bubble")}),
         ...rects, ...numbers,
         Plot.ruleX(spans.slice(1), {x: ([, a]) => a / size, stroke: "currentColor", strokeDasharray: "3 3", insetTop: -18}),
-        ...names.map((n) => Plot.text([n], {x: n.at / size, frameAnchor: "top", textAnchor: n.anchor, dx: n.anchor === "end" ? -4 : 0, dy: -14, text: "text", fill: "currentColor"})),
+        ...names.map((n) => Plot.text([n], {x: n.at / size, frameAnchor: "top", textAnchor: n.anchor, dx: n.anchor === "end" ? -4 : 0, dy: -14, text: "text", fill: "currentColor", stroke: "var(--surface)", strokeWidth: 6})),
         tip(drawn, {x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage"}, (s) => `stage ${s.stage}${chunks > 1 ? `, chunk ${s.chunk}` : ""}: ${WORK_WORDS[s.kind]} of micro-batch ${s.micro_batch + 1}\n${s.phase}\n${duration(s.start_s)} to ${duration(s.end_s)}`),
       ],
     });
@@ -248,7 +256,7 @@
   function traffic(canvas, {topology: {traffic}}) {
     const rows = traffic.map((item, index) => ({...item, key: `${index}`, name: `${item.axis.toUpperCase()}: ${item.what}`}));
     const [unit, size] = memoryUnit(Math.max(...rows.map((r) => r.sent_bytes_per_gpu)));
-    const width = Math.max(280, canvas.clientWidth), narrow = width < 720;
+    const width = widthOf(canvas), narrow = width < 720;
     const words = (r) => `${memory(r.sent_bytes_per_gpu)}, ${duration(r.exposed_s)} not hidden`;
     const marginLeft = narrow ? 8 : widest(rows.map((r) => r.name)) + 14;
     const marginRight = (narrow ? 16 : widest(rows.map(words)) + 16);
@@ -302,15 +310,30 @@
     }
   }
 
+  const watched = new Map(); // canvas -> how to draw it
+
   function watch(canvas, draw) {
     let width = canvas.clientWidth;
     draw(canvas);
-    new ResizeObserver(() => {
-      if (Math.abs(canvas.clientWidth - width) < 2 || matchMedia("print").matches) return;
-      width = canvas.clientWidth;
-      draw(canvas);
-    }).observe(canvas);
+    watched.set(canvas, draw);
+    const observer = new ResizeObserver(() => {
+      if (!canvas.isConnected) { // a part of the page was replaced
+        observer.disconnect();
+        watched.delete(canvas);
+      } else if (!printing && Math.abs(canvas.clientWidth - width) >= 2) {
+        width = canvas.clientWidth;
+        draw(canvas);
+      }
+    });
+    observer.observe(canvas);
   }
+
+  const print = (now) => () => {
+    printing = now;
+    for (const [canvas, draw] of watched) draw(canvas);
+  };
+  addEventListener("beforeprint", print(true));
+  addEventListener("afterprint", print(false));
 
   function drawAll(root) {
     const sections = [...root.querySelectorAll("section.plan"), ...(root.matches?.("section.plan") ? [root] : [])];
