@@ -12,7 +12,7 @@ import numpy as np
 from planner.cost.context import CostContext
 from planner.render import render_plan
 from planner.search.space import Group, enumerate_space
-from planner.service.document import make_document
+from planner.service.document import make_document, strategy_id
 from planner.specs.batch import StrategyBatch
 from planner.specs.convert import to_strategy
 from planner.specs.plan import Plan, PlanDocument, Request, SearchReport
@@ -122,9 +122,5 @@ def configuration_files(document: PlanDocument, launcher: str = "torchrun") -> d
 def plan_document(context: CostContext, strategy: Strategy) -> PlanDocument:
     """A document that can be rendered; its figures are round, for only the guide prints them."""
     request = Request(model=context.model, cluster=context.cluster, job=context.job, backend=context.backend.name)
-    return make_document(
-        request,
-        Plan(backend=context.backend.name, strategy=strategy, estimate=estimate()),
-        SearchReport(status="estimated"),
-        limits={"strategy": strategy.model_dump(mode="json")},
-    )
+    plan = Plan(backend=context.backend.name, strategy=strategy, estimate=estimate())
+    return make_document(request, plan, SearchReport(status="estimated"), identity=strategy_id(request, plan))

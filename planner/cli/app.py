@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import existing, inputs, machines, validation
+from planner.cli import existing, inputs, machines, serving, slurm, validation
 from planner.cli import options as o
 from planner.errors import InputError
 from planner.version import __version__
@@ -229,6 +229,9 @@ app.command()(existing.render)
 app.command()(existing.check)
 app.command()(existing.diagnose)
 app.command()(validation.validate)
+app.command()(slurm.slurm_submit)
+app.command()(serving.serve)
+app.command()(serving.worker)
 
 
 @app.command()
@@ -375,6 +378,7 @@ def calibrate(
 
 
 app.add_typer(machines.app, name="cluster")
+app.add_typer(serving.tokens, name="tokens")
 
 
 WITH_A_PLAN = ("plan", "report", "force", "as_json", "debug")

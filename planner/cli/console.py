@@ -6,17 +6,14 @@ Piped output is plain ASCII, 100 columns wide, without colour or control sequenc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from planner.service.requests import Progress
 
 PIPED_COLUMNS = 100
 
@@ -76,11 +73,11 @@ ASCII_HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=T
 
 
 @contextmanager
-def progress(*, quiet: bool, what: str = "searching") -> Iterator[Progress | None]:
+def progress(*, quiet: bool, what: str = "searching") -> Iterator[Callable[[object], None] | None]:
     """A spinner with the current step on stderr while the body runs; nothing where stderr is not a terminal."""
     console = stderr()
     if quiet or not console.is_terminal:
         yield None
         return
     with console.status(what) as status:
-        yield status.update
+        yield lambda state: status.update(str(state))

@@ -59,6 +59,11 @@ def print_document(document: PlanDocument, written: Sequence[Path] = (), reports
     _next(console, document, written, reports)
 
 
+def print_verdict(document: PlanDocument) -> None:
+    """The strategy, its speed and whether it fits: the head of the whole answer."""
+    _verdict(stdout(), document)
+
+
 def host_line(console: Console, plan: Plan, cluster: Cluster) -> None:
     """Host memory of a node, where something is offloaded."""
     line = host_text(plan, cluster)

@@ -25,15 +25,20 @@ sizes 2304 to 6144); attention and elementwise kernels have none."""
 def bubble_factor(work: Work) -> FloatArray:
     """Weight of the other ranks' micro-batch time in fill and drain: 1, 1/v interleaved.
 
-    ZB-H1 fills the bubble with the weight gradients twice, F + B - 2W over F + B.  ZB-H2 starts up to 2p - 1 forward
+    Fewer micro-batches than ranks cannot fill the chunks of the interleaved schedule: each takes p chunk times to come
+    round, (p - m) + (m - 1) / v in all.  ZB-H1 fills the bubble with the weight gradients twice, F + B - 2W over F + B,
+    the second time with those of the m - 1 micro-batches that wait for the drain.  ZB-H2 starts up to 2p - 1 forward
     passes on the first rank before their first gradient is due there, p F + (p - 1) B after the start with B = F:
     it idles while micro-batches are too few for that."""
     pp, vpp, schedule = work.batch.pp, work.batch.vpp, work.batch.schedule
-    factor = np.where(schedule == INTERLEAVED, 1.0 / vpp, 1.0)
-    factor = np.where(schedule == ZB_H1, 1.0 - 2.0 * WEIGHT_GRADIENT_SHARE, factor)
+    others, m = np.maximum(pp - 1.0, 1.0), work.micro_batches
+    chunks = (np.maximum(pp - m, 0.0) + (np.minimum(m, pp) - 1.0) / vpp) / others
+    factor = np.where(schedule == INTERLEAVED, chunks, 1.0)
+    filled = 1.0 + np.minimum((m - 1.0) / others, 1.0)
+    factor = np.where(schedule == ZB_H1, 1.0 - WEIGHT_GRADIENT_SHARE * filled, factor)
     one_pass = (1.0 - WEIGHT_GRADIENT_SHARE) / 2.0
-    missing = np.maximum(2.0 * pp - 1.0 - work.micro_batches, 0.0)
-    return np.where(schedule == ZB_H2, one_pass * missing / np.maximum(pp - 1.0, 1.0), factor)
+    missing = np.maximum(2.0 * pp - 1.0 - m, 0.0)
+    return np.where(schedule == ZB_H2, one_pass * missing / others, factor)
 
 
 def rank_weights(work: Work) -> tuple[FloatArray, FloatArray]:
@@ -59,8 +64,7 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     m = work.micro_batches[:, None]
     rank, vpp = np.arange(pp)[None, :], work.batch.vpp[:, None]
     one_forward = np.minimum(m, pp - rank)
-    group = work.context.backend.habits.interleaving_group or pp
-    chunks = 2 * (pp - rank - 1) + (vpp - 1) * group + 1
+    chunks = 2 * (pp - rank - 1) + (vpp - 1) * interleaving_group(work)[:, None] + 1
     interleaved = np.minimum(m * vpp, chunks) / vpp
     schedule = work.batch.schedule[:, None]
     # ZB-H2 starts forward passes until the first backward pass comes back, twice as many as 1F1B.
@@ -73,6 +77,16 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     if np.any(waiting):
         alive = alive + waiting * output_gradient_share(work)[:, None]
     return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)
+
+
+def interleaving_group(work: Work) -> FloatArray:
+    """(N,) micro-batches that a rank takes through one chunk before it turns to the next: what the framework is told,
+    or equal rounds of p at least (p exactly in Megatron-LM, which asks for a multiple; torch.distributed.pipelining
+    divides what there is)."""
+    told = work.context.backend.habits.interleaving_group
+    if told is not None:
+        return np.full(len(work.batch), float(told))
+    return np.asarray(work.micro_batches // np.maximum(work.micro_batches // work.batch.pp, 1.0))
 
 
 def waiting_weight_gradients(work: Work, pp: int) -> FloatArray:

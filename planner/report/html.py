@@ -29,13 +29,21 @@ def static_dir() -> Path:
     return Path(str(files("planner.report"))) / "static"
 
 
-def plan_section(document: PlanDocument, drawn: Pictures | None = None, *, name: str = "plan") -> Markup:
-    """One ``<section>`` with everything about the document; ``name`` keeps its ids apart on a page with several.
+def plan_section(
+    document: PlanDocument, drawn: Pictures | None = None, *, name: str = "plan", actions: str = ""
+) -> Markup:
+    """One ``<section>`` with everything about the document; ``name`` keeps its ids apart on a page with several,
+    ``actions`` is HTML that follows the verdict.
 
     It says everything without scripts; with SCRIPTS loaded, its figures are drawn.
     """
     drawn = pictures(document) if drawn is None else drawn
-    context = {"plan": content_of(document, drawn), "pictures": embedded(drawn), "name": name}
+    context = {
+        "plan": content_of(document, drawn),
+        "pictures": embedded(drawn),
+        "name": name,
+        "actions": Markup(actions),  # noqa: S704  (HTML by contract)
+    }
     return Markup(fill_html("report/plan.html.j2", context))  # noqa: S704  (escaped by the template)
 
 

@@ -12,7 +12,7 @@ from planner.cost.context import CostContext
 from planner.reading import Configuration
 from planner.service.completion import Completed
 from planner.service.fit import ABOUT_FIT
-from planner.service.requests import ClusterInput, JobInput
+from planner.service.requests import ClusterInput, JobInput, StatedModel
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
 from planner.specs.finding import Finding
@@ -26,13 +26,15 @@ from planner.specs.strategy import Strategy
 class CheckRequest:
     """What is asked about a configuration; options win over the file."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...] = ()
+    texts: Mapping[str, str] | None = None
+    """The files as data, by name: then nothing is read from disk, and a model is named or stated as data."""
     reader: str | None = None
     """Name of the format; None: recognised."""
-    model: str | None = None
+    model: str | StatedModel | None = None
     cluster: ClusterInput = field(default_factory=ClusterInput)
     job: JobInput = field(default_factory=JobInput)
-    profile: Path | None = None
+    profile: Path | Profile | None = None
     recompute: str | None = None
     """As the strategy option has it, where the file does not say or should be overruled."""
     suggest: bool = False

@@ -120,9 +120,9 @@ def _in_its_words(found: Checked, suggested: Plan | None) -> tuple[str, ...]:
 
 def examine(asked: CheckRequest) -> Checked:
     """Reads the configuration, completes it, and puts it to the rules and the cost model."""
-    configuration, texts = load_configuration(asked.paths, asked.reader)
+    configuration, texts = load_configuration(asked.paths, asked.reader, asked.texts)
     found = Checked(configuration, texts, findings=list(configuration.findings))
-    found.planned = planned_question(asked.paths, found)
+    found.planned = planned_question(asked, found)
     found.model = model_of(asked, found)
     found.cluster = cluster_of(asked, found)
     if found.cluster is not None:
@@ -222,7 +222,8 @@ def _suggested(found: Checked, progress: Progress | None) -> Plan | None:
         return None
     name = get_backend(found.configuration.backend).name
     try:
-        searched = search_backends(request, (name,), 1, None, progress)
+        tell = None if progress is None else lambda state: progress(str(state))
+        searched = search_backends(request, (name,), 1, None, tell)
     except InfeasibleError as problem:
         changes = problem.details.get("relaxations") or ([problem.hint] if problem.hint else [])
         found.warnings.append("; ".join([problem.message, *changes]))

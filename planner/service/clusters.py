@@ -11,52 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from planner.catalog import default_system, load_accelerator, load_system
 from planner.cost.context import HOST_MEMORY_SHARE
 from planner.errors import InputError
-from planner.service.inputs import MAX_GPUS, checked_float, checked_int, checked_text, read_mapping
+from planner.service.inputs import checked_float, checked_int, checked_text, read_mapping
 from planner.service.requests import ClusterInput
-from planner.specs.base import Spec
 from planner.specs.cluster import Accelerator, Cluster, System
+from planner.specs.cluster_file import LEAST, MAX_GPUS, ClusterFile
 from planner.specs.plan import Assumption
 from planner.specs.problems import input_error
 from planner.units import BITS_PER_BYTE, GB, GIB
 
 GPU_HINT = "name an accelerator of `planner gpus`, for example --gpu h100"
-LEAST = 0.001
-"""Least rate (Gbit/s, GB/s) or size (GiB) that is taken; smaller ones are slips, and round to nothing in bytes.
-Only a price can be zero: that of one's own machines."""
 DEVICE_OVERHEAD_NOTE = "what an allocator can reach on this accelerator"
 SHARED_MEMORY_NOTE = "an equal part of the machine's memory, less a tenth for everything else on it"
 THIS_MACHINE = "this machine, as the operating system says"
-
-
-class ClusterFile(Spec):
-    """A cluster in YAML; every field is optional and options on the command line win over it."""
-
-    gpu: str | None = None
-    """Accelerator of `planner gpus`."""
-    system: str | None = None
-    """Reference system that fills what is not given."""
-    gpus: int | None = Field(default=None, gt=0, le=MAX_GPUS)
-    nodes: int | None = Field(default=None, gt=0, le=MAX_GPUS)
-    gpus_per_node: int | None = Field(default=None, gt=0, le=1024)
-    domain_gpus: int | None = Field(default=None, gt=0, le=100_000)
-    """GPUs joined by the fast links."""
-    nics_per_node: int | None = Field(default=None, gt=0, le=1024)
-    nic_gbps: float | None = Field(default=None, ge=LEAST, le=100_000)
-    """Line rate of one NIC, Gbit/s, one direction."""
-    oversubscription: float | None = Field(default=None, ge=1, le=1000)
-    memory_gib_per_gpu: float | None = Field(default=None, ge=LEAST, le=100_000)
-    host_memory_gib: float | None = Field(default=None, ge=LEAST, le=10_000_000)
-    """Host memory of a node."""
-    host_cores: int | None = Field(default=None, gt=0, le=100_000)
-    """Host cores of a node."""
-    nvme_gb_per_s: float | None = Field(default=None, ge=LEAST, le=10_000)
-    """Sustained NVMe write rate of a node, GB/s."""
-    price_usd_per_gpu_hour: float | None = Field(default=None, ge=0, le=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -120,7 +91,9 @@ def _real(value: float | None, where: str, low: float, high: float) -> float | N
     return None if value is None else checked_float(value, where, low, high)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path | ClusterFile) -> dict[str, Any]:
+    if isinstance(path, ClusterFile):
+        return path.model_dump(exclude_none=True)
     content = read_mapping(path, "--cluster")
     try:
         spec = ClusterFile.model_validate(content, strict=True)

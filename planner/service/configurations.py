@@ -4,7 +4,7 @@ Sizes and counts are guarded here; what the texts mean is for the readers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from planner.errors import InputError
@@ -18,18 +18,25 @@ PLAN_FILE = "plan.json"
 STDIN, PIPE = Path("-"), Path("/dev/stdin")
 
 
-def load_configuration(paths: Sequence[Path], reader: str | None = None) -> tuple[Configuration, dict[str, str]]:
-    """The configuration that the files hold, and their texts by name."""
+def load_configuration(
+    paths: Sequence[Path], reader: str | None = None, texts: Mapping[str, str] | None = None
+) -> tuple[Configuration, dict[str, str]]:
+    """The configuration that the files hold (or ``texts``, if given), and their texts by name."""
     if reader is not None:
         one_of(reader, "--format", [known.name for known in READERS])
+    files = _from_disk(paths) if texts is None else {name: texts[name] for name in texts if not no_configuration(name)}
+    if not files:
+        raise InputError("no file is given", where="FILE", hint="name a configuration file or its folder")
+    return read_configuration(files, reader=reader), files
+
+
+def _from_disk(paths: Sequence[Path]) -> dict[str, str]:
     files: dict[str, str] = {}
     for path in paths:
         for name, text in _texts(path).items():
             # Files of one name in two folders are two files.
             files[name if files.get(name, text) == text else _whole(path, name)] = text
-    if not files:
-        raise InputError("no file is given", where="FILE", hint="name a configuration file or its folder")
-    return read_configuration(files, reader=reader), files
+    return files
 
 
 def _texts(path: Path) -> dict[str, str]:

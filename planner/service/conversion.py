@@ -22,7 +22,7 @@ from planner.service.advice import differences
 from planner.service.checked import CheckRequest
 from planner.service.checking import examine
 from planner.service.configurations import no_configuration
-from planner.service.document import make_document
+from planner.service.document import make_document, strategy_id
 from planner.service.fit import sentences
 from planner.service.inputs import one_of
 from planner.service.profiles import context_of
@@ -135,7 +135,7 @@ def _converted(request: Request, strategy: Strategy, source: str, name: str) -> 
         asked,
         plan,
         SearchReport(status="estimated"),
-        limits={"strategy": said.model_dump(mode="json", exclude_none=True)},
+        identity=strategy_id(asked, plan),
         warnings=[f"converted from {get_backend(source).title}; {sentence}" for sentence in lost],
     )
     return Converted(document, tuple(lost))

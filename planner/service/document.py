@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from planner.backends import BACKENDS
 from planner.catalog import CATALOG_VERSION
 from planner.errors import InputError
-from planner.service.inputs import one_of, read_mapping
+from planner.service.inputs import one_of, parse_mapping, read_mapping
 from planner.service.profiles import check_profile
 from planner.specs.plan import SCHEMA_VERSION, Assumption, Plan, PlanDocument, Request, SearchReport
 from planner.specs.problems import input_error
@@ -32,21 +32,26 @@ def document_id(request: Request, limits: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(question, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
+def strategy_id(request: Request, plan: Plan) -> str:
+    """The id of the question how good a given strategy is."""
+    return document_id(request, {"strategy": plan.strategy.model_dump(mode="json", exclude_none=True)})
+
+
 def make_document(
     request: Request,
     best: Plan,
     search: SearchReport,
     *,
-    limits: dict[str, Any],
+    identity: str,
     assumptions: Sequence[Assumption] = (),
     warnings: Sequence[str] = (),
     alternatives: Sequence[Plan] = (),
     by_backend: dict[str, Plan | None] | None = None,
 ) -> PlanDocument:
-    """The document that command line, library and plan.json share."""
+    """The document that command line, library and plan.json share; ``identity`` is the id of the question as asked."""
     return PlanDocument(
         planner_version=__version__,
-        id=document_id(request, limits),
+        id=identity,
         request=request,
         assumptions=tuple(assumptions),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -83,12 +88,20 @@ def merged_report(outcomes: dict[str, Outcome], best: Plan) -> SearchReport:
 
 def load_plan(path: Path) -> PlanDocument:
     """The document of a plan.json that ``suggest --json`` or ``estimate --json`` wrote."""
-    content = read_mapping(path, "plan")
+    return _document(read_mapping(path, "plan"), str(path))
+
+
+def read_plan(text: str, where: str) -> PlanDocument:
+    """The same from the text of a plan.json; ``where`` names it in errors."""
+    return _document(parse_mapping(text, where, as_json=True), where)
+
+
+def _document(content: dict[str, Any], where: str) -> PlanDocument:
     version = content.get("schema_version")
     if version != SCHEMA_VERSION or isinstance(version, bool):
         raise InputError(
             "this is not a plan document of this version",
-            where=f"{path}: schema_version",
+            where=f"{where}: schema_version",
             got=repr(version)[:80],
             allowed=str(SCHEMA_VERSION),
             hint="write one with `planner suggest ... --json > plan.json`",
@@ -96,15 +109,15 @@ def load_plan(path: Path) -> PlanDocument:
     try:
         document = PlanDocument.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as problem:
-        raise input_error(problem, str(path)) from problem
-    one_of(document.best.backend, f"{path}: best.backend", BACKENDS)
+        raise input_error(problem, where) from problem
+    one_of(document.best.backend, f"{where}: best.backend", BACKENDS)
     if document.request.profile is not None:
-        check_profile(document.request.profile, f"{path}: request.profile")
-    _check_consistent(document, path)
+        check_profile(document.request.profile, f"{where}: request.profile")
+    _check_consistent(document, where)
     return document
 
 
-def _check_consistent(document: PlanDocument, path: Path) -> None:
+def _check_consistent(document: PlanDocument, where: str) -> None:
     """A document edited by hand must still be about its own cluster and job."""
     strategy, request = document.best.strategy, document.request
     calibrated = request.cluster.accelerator.id if request.profile is None else request.profile.accelerator
@@ -126,6 +139,6 @@ def _check_consistent(document: PlanDocument, path: Path) -> None:
         if value != expected:
             raise InputError(
                 f"{left} = {value}, but {right} = {expected}",
-                where=f"{path}: best.strategy",
+                where=f"{where}: best.strategy",
                 hint="make a new document with `planner suggest` or `planner estimate`",
             )

@@ -18,13 +18,13 @@ from typing import Any
 import yaml
 
 from planner.errors import InputError
+from planner.specs.cluster_file import MAX_GPUS
 from planner.specs.problems import shown, unreadable
 
 MAX_FILE_BYTES = 1_000_000
 """Model, cluster and plan files are a few kB; anything larger is the wrong file."""
 MAX_DEPTH = 50
 """Nesting of a YAML or JSON file; ours need four levels, plan documents about ten."""
-MAX_GPUS = 1_000_000
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _COUNT = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmgb]i?)?$", re.IGNORECASE)
@@ -164,13 +164,14 @@ def _no_constant(name: str) -> Any:
 
 def read_mapping(path: Path, where: str) -> dict[str, Any]:
     """The top-level mapping of a JSON (``*.json``) or YAML file."""
-    text = read_text(path, where)
+    return parse_mapping(read_text(path, where), where, as_json=path.suffix.lower() == ".json")
+
+
+def parse_mapping(text: str, where: str, *, as_json: bool) -> dict[str, Any]:
+    """The top-level mapping of a JSON or YAML text."""
     try:
-        if path.suffix.lower() == ".json":
-            content = json.loads(text, parse_constant=_no_constant)
-        else:
-            # _PlainLoader is a SafeLoader, so nothing but plain data can be built.
-            content = yaml.load(text, Loader=_PlainLoader)  # noqa: S506
+        # _PlainLoader is a SafeLoader, so nothing but plain data can be built.
+        content = json.loads(text, parse_constant=_no_constant) if as_json else yaml.load(text, Loader=_PlainLoader)  # noqa: S506
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         line = str(problem).strip().replace("\n", "; ")
         raise InputError(

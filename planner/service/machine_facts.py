@@ -13,10 +13,10 @@ from planner.machines import Inventory, Match, Node, compute_nics, identify, siz
 from planner.machines.combine import Size
 from planner.machines.products import dense_flops_per_s, usable_gib
 from planner.machines.text import listed, note, warning
-from planner.service.clusters import ClusterFile
 from planner.service.machine_links import put_domain
 from planner.service.machine_values import Facts
 from planner.specs.cluster import Accelerator, System
+from planner.specs.cluster_file import ClusterFile
 from planner.units import BITS_PER_BYTE, GB, GIB, MIB, counted
 
 INSTANCES = {

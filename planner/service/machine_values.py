@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.service.clusters import ClusterFile
+from planner.specs.cluster_file import ClusterFile
 from planner.specs.finding import Finding
 from planner.specs.problems import input_error
 

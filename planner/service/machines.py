@@ -15,11 +15,12 @@ from planner.errors import InputError
 from planner.machines import SOURCES, Inventory, combine, read_machines
 from planner.machines.slurm import from_environment
 from planner.machines.text import MAX_TEXT_BYTES, decode
-from planner.service.clusters import ClusterFile, checked_options, resolve_file
+from planner.service.clusters import checked_options, resolve_file
 from planner.service.machine_facts import fill
 from planner.service.machine_values import Facts
 from planner.service.outputs import check_target, write_file
 from planner.service.requests import ClusterInput
+from planner.specs.cluster_file import ClusterFile
 from planner.specs.finding import Finding
 from planner.specs.plan import Assumption
 from planner.specs.problems import shown, unreadable
@@ -109,6 +110,13 @@ def read_cluster(request: MachinesRequest) -> MachinesReading:
         return reading
     write_file(request.out, reading.to_yaml().encode(), "--out")
     return replace(reading, written=request.out)
+
+
+def read_text(text: str, source: str, stated: ClusterFile, where: str) -> MachinesReading:
+    """The cluster of one text that is at hand, of a known kind; what is ``stated`` wins over it.
+
+    Raises InputError for a text that cannot be read; that it does not suffice is in the reading's ``problem``."""
+    return _reading(read_machines(text, source=source, where=where), stated)
 
 
 def _inventories(texts: tuple[tuple[str, str | None], ...]) -> list[Inventory]:

@@ -5,15 +5,18 @@ Unknown architectures are refused by the readers below; nothing is guessed here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from planner.catalog import load_model, model_assumption
-from planner.catalog.huggingface import read_model_config
+from planner.catalog.huggingface import ModelReading, read_model_config, read_model_fields
 from planner.cost.params import total_params
 from planner.errors import InputError
 from planner.service.inputs import checked_text, read_mapping, read_text
+from planner.service.requests import StatedModel
 from planner.specs.model import ModelSpec
 from planner.specs.plan import Assumption
 from planner.specs.problems import input_error
@@ -24,33 +27,52 @@ FILE_SUFFIXES = (".json", ".yaml", ".yml")
 PARAMS_TOLERANCE = 0.05
 """Computed and published parameter counts further apart than this are reported."""
 
+Resolved = tuple[ModelSpec, tuple[Assumption, ...], tuple[str, ...]]
+"""The spec, what had to be assumed, and what is worth a warning."""
 
-def resolve_model(text: str) -> tuple[ModelSpec, tuple[Assumption, ...], tuple[str, ...]]:
-    """The model meant by a catalogue name, a Hugging Face config.json (or its folder), or a YAML file of dimensions.
 
-    Returns the spec, what had to be assumed, and what is worth a warning.
-    """
-    name = checked_text(text, "--model", MODEL_HINT)
+def resolve_model(given: str | StatedModel) -> Resolved:
+    """The model meant by a catalogue name, a Hugging Face config.json (or its folder), a YAML file of dimensions, or by
+    the same as data."""
+    if isinstance(given, StatedModel):
+        return _stated(given)
+    name = checked_text(given, "--model", MODEL_HINT)
     path = Path(name).expanduser()
     if name.lower().endswith(FILE_SUFFIXES) or name.startswith((".", "/", "~")):
         return _from_file(path)
     try:
-        entry = load_model(name)
+        return _of_catalogue(name)
     except InputError:
         if path.exists():
             return _from_file(path)
         raise
+
+
+def _of_catalogue(name: str) -> Resolved:
+    entry = load_model(name)
     sentence = model_assumption(name)
     assumed = (Assumption(field="model", value=entry.id, why=sentence),) if sentence else ()
     return entry.spec, assumed, ()
 
 
-def _from_file(path: Path) -> tuple[ModelSpec, tuple[Assumption, ...], tuple[str, ...]]:
+def _stated(given: StatedModel) -> Resolved:
+    if given.config is not None:
+        return _checked(read_model_fields(dict(given.config), "model.config"))
+    if given.dimensions is not None:
+        return _of_dimensions({"name": "model", **given.dimensions}, "model.dimensions")
+    return _of_catalogue(checked_text(given.name, "--model", MODEL_HINT))
+
+
+def _of_dimensions(content: Mapping[str, Any], where: str) -> Resolved:
+    try:
+        return ModelSpec.model_validate(content, strict=False), (), ()
+    except ValidationError as problem:
+        raise input_error(problem, where, ModelSpec.model_fields) from problem
+
+
+def _from_file(path: Path) -> Resolved:
     if path.suffix.lower() in (".yaml", ".yml"):
-        try:
-            return ModelSpec.model_validate({"name": path.stem, **read_mapping(path, "--model")}, strict=False), (), ()
-        except ValidationError as problem:
-            raise input_error(problem, str(path), ModelSpec.model_fields) from problem
+        return _of_dimensions({"name": path.stem, **read_mapping(path, "--model")}, str(path))
     config = path / "config.json" if path.is_dir() else path
     if not config.exists():
         raise InputError(
@@ -61,7 +83,11 @@ def _from_file(path: Path) -> tuple[ModelSpec, tuple[Assumption, ...], tuple[str
             hint=MODEL_HINT,
         )
     read_text(config, "--model")  # refuses folders, huge files and binary files before anything is parsed
-    reading = read_model_config(path)
+    return _checked(read_model_config(path))
+
+
+def _checked(reading: ModelReading) -> Resolved:
+    """A configuration that was read, with a warning where its checkpoint has another size."""
     warnings = list(reading.notes)
     computed = total_params(reading.spec)
     published = reading.published_params

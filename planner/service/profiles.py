@@ -67,14 +67,16 @@ def _check_version(version: object, where: str) -> None:
         )
 
 
-def profile_for(path: Path, cluster: Cluster) -> Profile:
-    """The profile of a file, which must be of the cluster's accelerator."""
-    profile = load_profile(path)
+def profile_for(given: Path | Profile, cluster: Cluster) -> Profile:
+    """The profile (of a file), which must be of the cluster's accelerator."""
+    profile = load_profile(given) if isinstance(given, Path) else given
+    if isinstance(given, Profile):
+        check_profile(given, "profile")
     if profile.accelerator != cluster.accelerator.id:
         raise InputError(
             "the profile is of another accelerator",
             where=WHERE,
-            got=f"{path}: {shown(profile.accelerator)}",
+            got=shown(profile.accelerator) if isinstance(given, Profile) else f"{given}: {shown(profile.accelerator)}",
             allowed=cluster.accelerator.id,
             hint="leave out --profile, or calibrate with runs on this accelerator",
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from planner.cost.params import total_params
 from planner.errors import InputError
@@ -16,10 +15,10 @@ from planner.service.checked import Checked, CheckRequest
 from planner.service.clusters import resolve_cluster, with_gpus
 from planner.service.completion import replicas, stated_gpus
 from planner.service.configurations import PLAN_FILE
-from planner.service.document import load_plan
+from planner.service.document import load_plan, read_plan
 from planner.service.jobs import resolve_job, supported_precisions
 from planner.service.models import PARAMS_TOLERANCE, resolve_model
-from planner.service.requests import ClusterInput
+from planner.service.requests import ClusterInput, StatedModel
 from planner.specs.cluster import Cluster
 from planner.specs.finding import Finding
 from planner.specs.job import Job
@@ -28,15 +27,15 @@ from planner.specs.plan import Assumption, Request
 from planner.units import count
 
 
-def planned_question(paths: Sequence[Path], found: Checked) -> Request | None:
+def planned_question(asked: CheckRequest, found: Checked) -> Request | None:
     """The question that the planner's own folder answered."""
-    plans = [path / PLAN_FILE for path in paths if path.is_dir() and (path / PLAN_FILE).is_file()]
-    if len(plans) != 1:
-        return None
     try:
-        return load_plan(plans[0]).request
+        if asked.texts is not None:
+            return read_plan(asked.texts[PLAN_FILE], PLAN_FILE).request if PLAN_FILE in asked.texts else None
+        plans = [path / PLAN_FILE for path in asked.paths if path.is_dir() and (path / PLAN_FILE).is_file()]
+        return load_plan(plans[0]).request if len(plans) == 1 else None
     except InputError as problem:
-        found.warnings.append(f"{plans[0].name} was left aside: {problem.message}")
+        found.warnings.append(f"{PLAN_FILE} was left aside: {problem.message}")
         return None
 
 
@@ -57,7 +56,9 @@ def model_of(asked: CheckRequest, found: Checked) -> ModelSpec | None:
         return read.model
     if read.model_name is not None:
         try:
-            model, assumed, _ = resolve_model(read.model_name)
+            # A file that came as data must not make this machine's disk be read.
+            name = read.model_name if asked.texts is None else StatedModel(name=read.model_name)
+            model, assumed, _ = resolve_model(name)
         except InputError:
             found.warnings.append(
                 f"not priced: the file names the model {read.model_name!r}, which the catalogue does not have; give "

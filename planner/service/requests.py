@@ -6,13 +6,56 @@ turn them into specs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from planner.specs.cluster_file import ClusterFile
+from planner.specs.profile import Profile
+from planner.units import duration
 
 PinValue = int | str | bool
 Progress = Callable[[str], None]
-"""Told what a running search does."""
+"""Told what a running piece of work does."""
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """How far a search is."""
+
+    backend: str
+    candidates: int = 0
+    """Legal candidates met so far."""
+    solved: int = 0
+    """Constraint models solved."""
+    best_step_time_s: float | None = None
+    bound_s: float | None = None
+    """No plan of this backend can be faster."""
+
+    def __str__(self) -> str:
+        if not self.candidates:
+            return f"searching {self.backend}"
+        if self.best_step_time_s is None or self.bound_s is None:
+            return f"searching {self.backend}: {self.candidates:,} candidates, {self.solved} solved"
+        best, bound = duration(self.best_step_time_s), duration(self.bound_s)
+        return f"searching {self.backend}: best {best} a step, nothing under {bound}, {self.candidates:,} candidates"
+
+
+SearchProgress = Callable[[SearchState], None]
+"""Told how far a search is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedModel:
+    """A model given as data, so that nothing is read from disk; one of the three is set."""
+
+    name: str | None = None
+    """Of the catalogue."""
+    config: Mapping[str, Any] | None = None
+    """Content of a Hugging Face config.json."""
+    dimensions: Mapping[str, Any] | None = None
+    """Fields of ``planner.specs.model.ModelSpec``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +75,8 @@ class ClusterInput:
     """Host memory of a node, GiB."""
     price: float | None = None
     """US dollars per GPU-hour."""
-    file: Path | None = None
+    file: Path | ClusterFile | None = None
+    """A cluster file or its content; the fields above win over it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +96,13 @@ class JobInput:
 class PlanRequest:
     """A question to ``suggest``."""
 
-    model: str
+    model: str | StatedModel
     cluster: ClusterInput = field(default_factory=ClusterInput)
     job: JobInput = field(default_factory=JobInput)
     backend: str = "auto"
     pins: tuple[str, ...] = ()
     """``name=value`` texts; several may stand in one text, separated by commas."""
-    profile: Path | None = None
+    profile: Path | Profile | None = None
     """Machine profile that ``planner calibrate`` wrote."""
     rule_of_thumb: bool = False
     """Also price what the usual size-based rule would choose, and say how it compares."""

@@ -6,7 +6,7 @@ Ranks plans of several frameworks by the job's objective and turns "nothing fits
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,17 +16,16 @@ from planner.service.clusters import with_gpus
 from planner.service.document import merged_report
 from planner.service.failures import nothing_found
 from planner.service.profiles import context_of
-from planner.service.requests import Progress
+from planner.service.requests import SearchProgress, SearchState
 from planner.service.why import why_best
 from planner.specs.batch import StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.convert import to_strategy
 from planner.specs.plan import Plan, Request, SearchReport
-from planner.units import duration
 
 if TYPE_CHECKING:
     from planner.search.outcome import Outcome
-    from planner.search.outcome import Progress as SearchState
+    from planner.search.outcome import Progress as EngineState
 
 MAX_NODE_COUNTS = 24
 """Cluster sizes that the cost objective tries at most."""
@@ -56,7 +55,7 @@ class _Running:
 
 
 def search_backends(
-    request: Request, names: Sequence[str], top: int, time_limit_s: float | None, progress: Progress | None = None
+    request: Request, names: Sequence[str], top: int, time_limit_s: float | None, progress: SearchProgress | None = None
 ) -> Found:
     """The best plan over the named backends; each gets an equal share of the time that is left."""
     running = _Running()
@@ -66,7 +65,7 @@ def search_backends(
         if time_limit_s is not None:
             left = max((time_limit_s - (time.monotonic() - started)) / (len(names) - position), 0.01)
         if progress:
-            progress(f"searching {name}")
+            progress(SearchState(name))
         try:
             _search_one(running, request, name, top, left, progress)
         except KeyboardInterrupt:
@@ -80,7 +79,12 @@ def search_backends(
 
 
 def _search_one(
-    running: _Running, request: Request, name: str, top: int, time_limit_s: float | None, progress: Progress | None
+    running: _Running,
+    request: Request,
+    name: str,
+    top: int,
+    time_limit_s: float | None,
+    progress: SearchProgress | None,
 ) -> None:
     try:
         outcome = _search(request, name, top, time_limit_s, explain=False, progress=progress)
@@ -152,23 +156,24 @@ def _search(
     time_limit_s: float | None,
     *,
     explain: bool,
-    progress: Progress | None = None,
+    progress: SearchProgress | None = None,
 ) -> Outcome:
     # The search and its numpy are loaded when the first one runs.
     from planner.search.engine import Problem, search
 
     context = context_of(request, name)
-    tell = None if progress is None else lambda state: progress(_state_line(name, state))
     problem = Problem(context, request.pins)
+    tell = None if progress is None else _teller(name, progress)
     return search(problem, top=top, time_limit_s=time_limit_s, explain=explain, progress=tell)
 
 
-def _state_line(name: str, state: SearchState) -> str:
-    """How far the search of one framework is, in a line for the terminal."""
-    if state.best_step_time_s is None or state.bound_s is None:
-        return f"searching {name}: {state.candidates:,} candidates, {state.solved} solved"
-    best, bound = duration(state.best_step_time_s), duration(state.bound_s)
-    return f"searching {name}: best {best} a step, nothing under {bound}, {state.candidates:,} candidates"
+def _teller(name: str, progress: SearchProgress) -> Callable[[EngineState], None]:
+    """Passes on what the search of one framework reports."""
+
+    def tell(state: EngineState) -> None:
+        progress(SearchState(name, state.candidates, state.solved, state.best_step_time_s, state.bound_s))
+
+    return tell
 
 
 def _plans(request: Request, name: str, outcome: Outcome) -> list[Plan]:
@@ -203,7 +208,7 @@ def node_counts(nodes: int) -> list[int]:
 
 
 def cheapest_cluster(
-    request: Request, names: Sequence[str], time_limit_s: float | None, progress: Progress | None = None
+    request: Request, names: Sequence[str], time_limit_s: float | None, progress: SearchProgress | None = None
 ) -> tuple[Cluster, str, bool]:
     """The part of the cluster, in whole nodes, with the lowest cost per token, a sentence about it, and whether Ctrl-C
     ended the comparison."""

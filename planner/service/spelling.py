@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from planner.errors import PlannerError
-from planner.service.document import make_document
+from planner.service.document import make_document, strategy_id
 from planner.specs.check import LEAVE_OUT
 from planner.specs.plan import Plan, PlanDocument, Request, SearchReport
 from planner.specs.strategy import Strategy
@@ -48,4 +48,5 @@ def _changes(
 def _document(request: Request, plan: Plan) -> PlanDocument:
     """The plan for the job in its own number format."""
     job = request.job.model_copy(update={"precision": plan.strategy.precision})
-    return make_document(request.model_copy(update={"job": job}), plan, SearchReport(status="estimated"), limits={})
+    asked = request.model_copy(update={"job": job})
+    return make_document(asked, plan, SearchReport(status="estimated"), identity=strategy_id(asked, plan))

@@ -111,9 +111,10 @@ class Traffic(Spec):
     axis: str
     """tp, cp, ep, pp or dp, whatever the framework calls the axes of its grid."""
     level: LinkLevel
-    """The slowest link that the group crosses."""
+    """The slowest link that any group of the kind crosses."""
     what: str
     sent_bytes_per_gpu: float
+    """Over links of any level, by the pipeline rank that sends most."""
     exposed_s: float
     """Of the step time, not hidden behind work."""
 
@@ -127,7 +128,9 @@ class TopologyMap(Spec):
     nodes: int
     shown_nodes: tuple[int, ...]
     gpus_per_node: int
+    """Those that the job uses."""
     domain_gpus: int
+    """Neighbouring ranks that share fast links, over several nodes where these are more than a node has."""
     traffic: tuple[Traffic, ...]
 
 

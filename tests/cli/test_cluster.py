@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from planner.service.clusters import ClusterFile
 from planner.service.machine_facts import INSTANCES
+from planner.specs.cluster_file import ClusterFile
 from tests.cli.conftest import Cli
 from tests.machines import SAMPLES, text
 

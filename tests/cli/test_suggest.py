@@ -268,6 +268,6 @@ def test_progress_says_what_was_found() -> None:
     request = service.PlanRequest(
         model="llama-3.1-8b", cluster=service.ClusterInput(gpu="h100", gpus=16), job=service.JobInput()
     )
-    service.suggest(request, lines.append)
+    service.suggest(request, lambda state: lines.append(str(state)))
     for name in ("megatron", "deepspeed", "fsdp"):
         assert any(re.fullmatch(rf"searching {name}: best .+ a step, nothing under .+ candidates", x) for x in lines)

@@ -14,9 +14,10 @@ from planner.errors import InputError
 from planner.machines import SOURCES, Inventory, combine, compute_nics, identify, read_machines, size_of
 from planner.machines.hostlist import MAX_HOSTS, expand, holes
 from planner.machines.text import clean, decode
-from planner.service.clusters import ClusterFile, resolve_file
+from planner.service.clusters import resolve_file
 from planner.service.machine_facts import fill
 from planner.service.machine_values import Facts
+from planner.specs.cluster_file import ClusterFile
 from tests.machines import SAMPLES
 
 TEXTS = {path.name: path.read_bytes().decode() for path in sorted(SAMPLES.iterdir())}

@@ -77,17 +77,27 @@ def test_equal_stages_match_the_simulation(schedule: Schedule, p: int, m: int) -
     assert closed.in_flight == run.in_flight
 
 
-@pytest.mark.parametrize(("p", "m", "v"), [(2, 2, 2), (4, 4, 2), (4, 32, 2), (4, 8, 5), (8, 16, 2), (8, 8, 3)])
+@pytest.mark.parametrize(
+    ("p", "m", "v"),
+    [
+        *[(2, 2, 2), (4, 4, 2), (4, 32, 2), (4, 8, 5), (8, 16, 2), (8, 8, 3)],
+        # Fewer micro-batches than ranks, and rounds of more than one for each rank.
+        *[(4, 1, 3), (4, 2, 3), (8, 3, 6), (2, 1, 4), (4, 6, 2), (4, 7, 3), (8, 30, 2), (4, 10, 2)],
+    ],
+)
 def test_interleaved_equal_chunks_match_the_simulation(p: int, m: int, v: int) -> None:
     """Interleaving divides fill and drain by the chunks and keeps more micro-batches alive, rank by rank."""
     layers = [3] * (p * v)
-    run = simulate([interleaved(rank, p, m, v) for rank in range(p)], *split(layers), v)
+    group = m // max(1, m // p)
+    run = simulate([interleaved(rank, p, m, v, group) for rank in range(p)], *split(layers), v)
     closed = closed_form("interleaved", p, m, layers, v)
     assert closed.seconds == pytest.approx(run.seconds, rel=1e-9)
     assert closed.in_flight == run.in_flight
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 2), (2, 4), (4, 8), (4, 12), (8, 16), (8, 32)])
+@pytest.mark.parametrize(
+    ("p", "m"), [(2, 2), (2, 4), (4, 8), (4, 12), (8, 16), (8, 32), (4, 1), (4, 3), (8, 2), (8, 7), (2, 1)]
+)
 def test_zero_bubble_matches_the_simulation(p: int, m: int) -> None:
     """ZB-H1 fills half of the bubble of 1F1B where weight gradients are a quarter of the work."""
     run = simulate([zero_bubble(rank, p, m) for rank in range(p)], [2.25] * p, [2.25] * p, weight=[1.5] * p)

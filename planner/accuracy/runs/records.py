@@ -65,6 +65,14 @@ def read_records(paths: Iterable[Path], where: str = "--records") -> Records:
     return records
 
 
+def parse_records(lines: Iterable[str], place: str = "record") -> Records:
+    """Records given as data, one JSON object a line; ``place`` names them in problems."""
+    records = Records()
+    for number, line in enumerate(lines, start=1):
+        _take(line.encode(), Place(place, number), records)
+    return records
+
+
 def _read(path: Path, records: Records, where: str) -> None:
     before = len(records.runs) + len(records.problems)
     with closing(_opened(path, where)) as stream:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from planner.catalog.huggingface.build import build_spec
 from planner.catalog.huggingface.dialects import deepseek_inference, meta_params, translate
@@ -43,6 +44,19 @@ def read_model_config(path: Path) -> ModelReading:
     """
     file = find_config(path)
     fields = read_json(file)
+    spec, notes, width = _read(fields, _name_of(fields, file))
+    return ModelReading(spec, tuple(notes), stored_params(file, width))
+
+
+def read_model_fields(content: dict[str, Any], where: str) -> ModelReading:
+    """The same from the content of a config.json; ``where`` names it in errors."""
+    fields = Fields(content, where)
+    spec, notes, _ = _read(fields, _own_name(fields) or "model")
+    return ModelReading(spec, tuple(notes), None)
+
+
+def _read(fields: Fields, name: str) -> tuple[ModelSpec, list[str], float | None]:
+    """Spec, what is worth saying, and bytes of a stored parameter where the file tells."""
     refuse_adapter(fields)
     if "weight_map" in fields:
         raise InputError("is a weight index", where=fields.where, hint="give the config.json beside it")
@@ -52,10 +66,10 @@ def read_model_config(path: Path) -> ModelReading:
         notes.append(f"stored as {stored_as}: planned with bf16 weights, as it is trained")
     text = _text_model(_foreign(fields, notes), notes)
     family_id = _family_of(text)
-    spec = build_spec(translate(text, family_id), family_id, FAMILIES[family_id], _name_of(fields, file), notes)
+    spec = build_spec(translate(text, family_id), family_id, FAMILIES[family_id], name, notes)
     dtype = text.text("torch_dtype", "dtype")
     width = None if stored_as else _BYTES.get((dtype or "").removeprefix("torch."))
-    return ModelReading(spec, tuple(notes), stored_params(file, width))
+    return spec, notes, width
 
 
 def _foreign(fields: Fields, notes: list[str]) -> Fields:
@@ -119,12 +133,14 @@ def _family_of(fields: Fields) -> str:
 
 def _name_of(fields: Fields, file: Path) -> str:
     """A name for the plan: what the file calls itself, else its folder or stem."""
-    own = fields.data.get("_name_or_path")
-    candidates = [own.rstrip("/").rsplit("/", 1)[-1] if isinstance(own, str) else ""]
     generic = file.name in ("config.json", "params.json")
-    candidates.append(file.resolve().parent.name if generic else file.stem)
-    for candidate in candidates:
-        cleaned = re.sub(r"[^\w.-]+", "-", candidate).strip("-.")
-        if cleaned:
-            return cleaned[:100]
-    return "model"
+    return _own_name(fields) or _cleaned(file.resolve().parent.name if generic else file.stem) or "model"
+
+
+def _own_name(fields: Fields) -> str:
+    own = fields.data.get("_name_or_path")
+    return _cleaned(own.rstrip("/").rsplit("/", 1)[-1]) if isinstance(own, str) else ""
+
+
+def _cleaned(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")[:100]

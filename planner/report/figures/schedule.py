@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.cost.context import CostContext
+from planner.cost.context import CostContext, Work
+from planner.cost.pipeline import interleaving_group
 from planner.cost.schedules import BACKWARD, FORWARD, Op, Run, rank_order, simulate
 from planner.cost.stage_times import stage_times
 from planner.specs.batch import StrategyBatch
@@ -100,7 +101,7 @@ def _pipeline(context: CostContext, batch: StrategyBatch, strategy: Strategy) ->
         schedule=strategy.pipeline_schedule,
         ranks=strategy.pp,
         chunks=strategy.vpp,
-        group=context.backend.habits.interleaving_group or strategy.pp,
+        group=int(interleaving_group(Work(context, batch))[0]),
         forward=times.forward.tolist(),
         backward=(times.backward - times.weight_gradients if apart else times.backward).tolist(),
         weight=times.weight_gradients.tolist() if apart else [],

@@ -1,0 +1,95 @@
+"""The ASGI application: routes behind guards, with its services started and ended with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from planner.errors import PlannerError
+from planner.report.html import static_dir
+from planner.version import __version__
+from planner_api import openapi
+from planner_api.guards.answers import problem_response
+from planner_api.guards.bodies import BodyGuard
+from planner_api.guards.hosts import HostGuard
+from planner_api.guards.rates import RateGuard, parsed_limit
+from planner_api.guards.requests import RequestGuard
+from planner_api.metrics import Metrics
+from planner_api.page import routes as page
+from planner_api.problems import ProblemError, of_planner_error, of_validation, problem
+from planner_api.routes import artifacts, catalog, checks, estimates, health, measurements, plans
+from planner_api.services import running
+from planner_api.settings import Settings
+
+ROUTERS = (estimates, plans, artifacts, checks, measurements, catalog, health, page)
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The application; InputError for settings that cannot be used.  Its services start with its lifespan."""
+    settings = settings or Settings()
+    metrics = Metrics()
+    limit = parsed_limit(settings.rate_limit)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with running(settings, metrics) as services:
+            app.state.services = services
+            yield
+
+    app = FastAPI(
+        title="parallel-planner",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+        generate_unique_id_function=lambda route: f"{route.tags[0] if route.tags else 'page'}-{route.name}",
+    )
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    for module in ROUTERS:
+        app.include_router(module.router)
+    app.mount("/static/report", StaticFiles(directory=static_dir()))
+    app.mount("/static/page", StaticFiles(packages=[("planner_api.page", "static")]))
+    _handle_problems(app)
+    # The last one added is the outermost.
+    app.add_middleware(BodyGuard, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
+    if limit is not None:
+        app.add_middleware(RateGuard, limit=limit)
+    app.add_middleware(HostGuard, names=settings.hosts)
+    app.add_middleware(RequestGuard, metrics=metrics)
+    return app
+
+
+_OF_STATUS = {
+    400: "bad-request",
+    404: "not-found",
+    405: "method-not-allowed",
+    406: "not-acceptable",
+    415: "wrong-media-type",
+}
+
+
+def _handle_problems(app: FastAPI) -> None:
+    @app.exception_handler(ProblemError)
+    async def _ours(_: Request, error: ProblemError) -> Response:
+        return problem_response(error.problem, error.headers)
+
+    @app.exception_handler(PlannerError)
+    async def _library(_: Request, error: PlannerError) -> Response:
+        return problem_response(of_planner_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def _parameters(_: Request, error: RequestValidationError) -> Response:
+        return problem_response(of_validation(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def _framework(request: Request, error: HTTPException) -> Response:
+        code = _OF_STATUS.get(error.status_code, "bad-request")
+        detail = f"{request.method} {request.url.path[:200]}" if code != "bad-request" else str(error.detail)[:200]
+        hint = "the routes are listed in /openapi.json" if code in ("not-found", "method-not-allowed") else None
+        return problem_response(problem(code, detail, hint=hint), error.headers)

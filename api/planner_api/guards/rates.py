@@ -1,0 +1,55 @@
+"""At most so many requests of one address in a time; probes are free."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from limits import RateLimitItem, parse
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import MovingWindowRateLimiter
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from planner.errors import InputError
+from planner.specs.problems import shown
+from planner_api.guards.answers import problem_response
+from planner_api.problems import problem
+
+FREE = ("/healthz", "/readyz")
+
+
+class RateGuard:
+    """ASGI middleware; counts in this process."""
+
+    def __init__(self, app: ASGIApp, limit: RateLimitItem) -> None:
+        self.app, self.limit = app, limit
+        self.window = MovingWindowRateLimiter(MemoryStorage())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in FREE:
+            await self.app(scope, receive, send)
+            return
+        client = (scope.get("client") or ("unknown", 0))[0]
+        if await self.window.hit(self.limit, client):
+            await self.app(scope, receive, send)
+            return
+        left = await self.window.get_window_stats(self.limit, client)
+        wait = max(1, math.ceil(left.reset_time - time.time()))
+        told = problem("too-many-requests", f"more than {self.limit} from one address")
+        await problem_response(told, {"Retry-After": str(wait)})(scope, receive, send)
+
+
+def parsed_limit(text: str) -> RateLimitItem | None:
+    """``1200/minute`` as a limit; None for an empty text."""
+    if not text.strip():
+        return None
+    try:
+        return parse(text)
+    except ValueError as problem:
+        raise InputError(
+            "this is not a rate",
+            where="PLANNER_RATE_LIMIT",
+            got=shown(text),
+            allowed="a number, a slash and second, minute, hour or day",
+            hint="for example 1200/minute",
+        ) from problem

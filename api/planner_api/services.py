@@ -1,0 +1,99 @@
+"""Everything that the routes of one app share, made once and closed once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+from cachetools import LRUCache
+
+from planner_api.guards.tokens import Gate
+from planner_api.metrics import Metrics
+from planner_api.settings import Settings
+from planner_api.solving.conductor import Completions, Conductor
+from planner_api.solving.keeping import keep_house
+from planner_api.solving.pool import Pool
+from planner_api.solving.queues import EmbeddedQueue, PlanQueue, PostgresQueue
+from planner_api.storage.database import Database
+from planner_api.storage.idempotency import IdempotencyStore
+from planner_api.storage.measurements import MeasurementStore
+from planner_api.storage.plans import PlanStore
+from planner_api.storage.tokens import TokenStore
+
+log = structlog.get_logger(__name__)
+
+QUICK_PROCESSES = 2
+"""For estimates, checks and renderings, beside the searches."""
+
+
+@dataclass
+class Services:
+    """Of one app in one process."""
+
+    settings: Settings
+    metrics: Metrics
+    database: Database
+    plans: PlanStore
+    tokens: TokenStore
+    measurements: MeasurementStore
+    idempotency: IdempotencyStore
+    completions: Completions
+    quick: Pool
+    queue: PlanQueue
+    gate: Gate
+    finished: LRUCache[str, bytes]
+    """Plans that were asked for lately: id -> the answer's body."""
+    rendered: LRUCache[tuple[str, int, str], dict[str, str]] = field(default_factory=lambda: LRUCache(maxsize=64))
+    """(plan, rank, launcher) -> files."""
+    sections: LRUCache[str, str] = field(default_factory=lambda: LRUCache(maxsize=64))
+    """Plans as parts of the page."""
+    ending: bool = False
+
+
+@asynccontextmanager
+async def running(settings: Settings, metrics: Metrics) -> AsyncIterator[Services]:
+    """The services, started; at the end searches get their grace and everything is closed."""
+    database = Database(settings.database)
+    database.lock()
+    try:
+        await database.migrate()
+        plans = PlanStore(database)
+        completions = Completions()
+        quick = Pool(QUICK_PROCESSES, settings.solve_memory_bytes)
+        searches = Pool(max(settings.workers, 1), settings.solve_memory_bytes)
+        conductor = Conductor(settings, plans, searches, metrics, completions)
+        queue: PlanQueue = (
+            EmbeddedQueue(settings.workers, plans, conductor.conduct)
+            if database.is_sqlite
+            else PostgresQueue(settings, plans, conductor.conduct)
+        )
+        tokens = TokenStore(database)
+        services = Services(
+            settings=settings,
+            metrics=metrics,
+            database=database,
+            plans=plans,
+            tokens=tokens,
+            measurements=MeasurementStore(database),
+            idempotency=IdempotencyStore(database),
+            completions=completions,
+            quick=quick,
+            queue=queue,
+            gate=Gate(tokens, required=settings.tokens_required),
+            finished=LRUCache(maxsize=max(settings.cache_bytes, 1), getsizeof=len),
+        )
+        await queue.start()
+        try:
+            async with keep_house(services.plans, services.idempotency, settings.result_lifetime_s):
+                log.info("started", workers=settings.workers, database=database.url.get_backend_name())
+                yield services
+        finally:
+            services.ending = True
+            await queue.stop(settings.shutdown_grace_s)
+            searches.stop()
+            quick.stop()
+            log.info("ended")
+    finally:
+        await database.close()

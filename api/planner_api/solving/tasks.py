@@ -1,0 +1,134 @@
+"""What the processes of the pool do: search, estimate, check, render and fit, from JSON to JSON.
+
+Expected failures come back as problems; anything else is raised and ends as a failure of the solver."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+# Loaded by the helper that processes are forked from, so that no search waits for them.
+import planner.search.engine
+import planner.search.model
+from planner import service
+from planner.accuracy.fits.calibration import calibrate
+from planner.accuracy.runs.records import parse_records
+from planner.errors import InfeasibleError, PlannerError, TimeLimitError
+from planner.report.html import html_report, plan_section
+from planner.report.markdown import markdown_report
+from planner.service.document import read_plan
+from planner.service.requests import SearchState
+from planner.specs.profile import Profile
+from planner_api.problems import Problem, of_planner_error
+from planner_api.schemas.questions import CheckBody, EstimateBody, PlanBody
+
+__all__ = ["REPORTS", "Solved", "check", "estimate", "fit", "planner", "render", "report", "section", "solve"]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """How a search ended."""
+
+    state: str
+    outcome: str | None
+    result: str | None = None
+    """The plan document as JSON."""
+    problem: str | None = None
+
+
+def solve(plan: str, question: str, progress: str, limit_s: float) -> Solved:
+    """Search for the best plan; ``progress`` names the file in which the state is told."""
+    content = json.loads(question)
+    body = PlanBody.model_validate_json(json.dumps(content["body"]))
+    profile = None if content["profile"] is None else Profile.model_validate_json(json.dumps(content["profile"]))
+    request = body.asked(profile, limit_s)
+    request = replace(request, time_limit_s=request.time_limit_s or limit_s)
+    try:
+        document = service.suggest(request, _Teller(Path(progress)))
+    except (InfeasibleError, TimeLimitError) as problem:
+        outcome = "infeasible" if isinstance(problem, InfeasibleError) else "time-limit"
+        return Solved("succeeded", outcome, problem=of_planner_error(problem).model_dump_json())
+    except PlannerError as problem:
+        return Solved("failed", None, problem=of_planner_error(problem).model_dump_json())
+    # The id is that of the question as it was asked: the service's own limit is no part of it.
+    document = document.model_copy(update={"id": plan})
+    return Solved("succeeded", "plan", result=json.dumps(document.to_json_dict(), allow_nan=False))
+
+
+class _Teller:
+    """Writes the state of a search where the service looks, whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.told: SearchState | None = None
+
+    def __call__(self, state: SearchState) -> None:
+        if state == self.told:
+            return
+        self.told = state
+        aside = self.path.with_suffix(".new")
+        aside.write_text(json.dumps({"text": str(state), **asdict(state)}))
+        os.replace(aside, self.path)
+
+
+def estimate(body: str, profile: str | None) -> str | Problem:
+    """The plan document of a given strategy as JSON."""
+    asked = EstimateBody.model_validate_json(body)
+    try:
+        document = service.estimate(
+            asked.stated_model(),
+            asked.machines(),
+            asked.job.asked(),
+            asked.strategy.asked(),
+            backend=asked.backend,
+            profile=None if profile is None else Profile.model_validate_json(profile),
+        )
+    except PlannerError as problem:
+        return of_planner_error(problem)
+    return json.dumps(document.to_json_dict(), allow_nan=False)
+
+
+def check(body: str) -> str | Problem:
+    """The report about a configuration as JSON."""
+    try:
+        report = service.check(CheckBody.model_validate_json(body).asked())
+    except PlannerError as problem:
+        return of_planner_error(problem)
+    return json.dumps(report.to_json_dict(), allow_nan=False)
+
+
+def render(document: str, rank: int, launcher: str) -> Mapping[str, str] | Problem:
+    """The files of one plan of a document: name -> text."""
+    try:
+        plan = read_plan(document, "plan")
+        ranked = (plan.best, *plan.alternatives)
+        if rank > 1:
+            plan = plan.model_copy(update={"best": ranked[rank - 1]})
+        return service.render_document(plan, launcher=launcher)
+    except PlannerError as problem:
+        return of_planner_error(problem)
+
+
+def section(document: str, actions: str) -> str:
+    """A plan as a part of the page; ``actions`` is HTML that follows the verdict."""
+    return str(plan_section(read_plan(document, "plan"), actions=actions))
+
+
+REPORTS = {"html": html_report, "md": markdown_report}
+"""Ending of the file -> what writes it."""
+
+
+def report(document: str, form: str) -> str:
+    """The report about a plan as one file."""
+    return REPORTS[form](read_plan(document, "plan"))
+
+
+def fit(records: Sequence[str]) -> str | Problem:
+    """The machine profile that measured runs support, as JSON."""
+    try:
+        return calibrate(parse_records(records)).profile.model_dump_json()
+    except PlannerError as problem:
+        return of_planner_error(problem)

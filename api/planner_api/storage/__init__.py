@@ -1,0 +1,1 @@
+"""What the service remembers: plans, tokens, measurements and idempotency keys, in SQLite or PostgreSQL."""
