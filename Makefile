@@ -14,6 +14,10 @@ check: $(BIN)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/yamllint -s -c deploy/yamllint.yaml deploy
+	$(BIN)/hadolint deploy/Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/kubernetes-validate --strict --quiet deploy/kubernetes.yaml
 
 format: $(BIN)/.installed
 	$(BIN)/ruff format .

@@ -7,6 +7,8 @@ from hypothesis import settings
 
 from tests.parsers.matrix import PROPERTY, Row, table
 
+pytest_plugins = ["tests.postgres"]
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 

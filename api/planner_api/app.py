@@ -9,8 +9,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
 from planner.errors import PlannerError
+from planner.report.html import static_dir
 from planner.version import __version__
 from planner_api import openapi
 from planner_api.guards.answers import problem_response
@@ -19,12 +21,13 @@ from planner_api.guards.hosts import HostGuard
 from planner_api.guards.rates import RateGuard, parsed_limit
 from planner_api.guards.requests import RequestGuard
 from planner_api.metrics import Metrics
+from planner_api.page import routes as page
 from planner_api.problems import ProblemError, of_planner_error, of_validation, problem
 from planner_api.routes import artifacts, catalog, checks, estimates, health, measurements, plans
 from planner_api.services import running
 from planner_api.settings import Settings
 
-ROUTERS = (estimates, plans, artifacts, checks, measurements, catalog, health)
+ROUTERS = (estimates, plans, artifacts, checks, measurements, catalog, health, page)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -50,6 +53,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     for module in ROUTERS:
         app.include_router(module.router)
+    app.mount("/static/report", StaticFiles(directory=static_dir()))
+    app.mount("/static/page", StaticFiles(packages=[("planner_api.page", "static")]))
     _handle_problems(app)
     # The last one added is the outermost.
     app.add_middleware(BodyGuard, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)

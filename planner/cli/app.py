@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import existing, inputs, machines, serving, validation
+from planner.cli import existing, inputs, machines, serving, slurm, validation
 from planner.cli import options as o
 from planner.errors import InputError
 from planner.version import __version__
@@ -98,6 +98,7 @@ def suggest(
     ] = None,
     out: o.Out = None,
     launcher: o.Launcher = "torchrun",
+    report: o.Report = None,
     force: o.Force = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
@@ -105,6 +106,7 @@ def suggest(
     """Find the best strategy that a training framework can run."""
     from planner import service
     from planner.cli import console
+    from planner.report.files import check_reports, write_reports
 
     request = service.PlanRequest(
         model=model,
@@ -120,15 +122,17 @@ def suggest(
         time_limit_s=time_limit,
     )
     service.check_output(out, launcher)
+    check_reports(report or (), force=force)
     interrupted = False
-    with console.progress(quiet=as_json) as report:
+    with console.progress(quiet=as_json) as progress:
         try:
-            document = service.suggest(request, report)
+            document = service.suggest(request, progress)
         except service.Interrupted as stop:
             document, interrupted = stop.document, True
     files = service.render_document(document, launcher=launcher) if out is not None else None
     written = service.write_document(files, out, force=force) if files is not None and out is not None else []
-    _print(document, as_json, written)
+    write_reports(document, report or ())
+    _print(document, as_json, written, report or ())
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -173,12 +177,16 @@ def estimate(
     loss: o.Loss = "auto",
     no_flash_attention: o.NoFlash = False,
     memory_margin: o.MemoryMargin = 0.0,
+    report: o.Report = None,
+    force: o.Force = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
     """Estimate a given strategy: is it legal, does it fit, how fast is it?  Exit code 3 if it does not fit."""
     from planner import service
+    from planner.report.files import check_reports, write_reports
 
+    check_reports(report or (), force=force)
     if plan is not None:
         _only_plan(context)
         document = service.estimate_document(service.load_plan(plan))
@@ -211,7 +219,8 @@ def estimate(
             backend=backend,
             profile=profile,
         )
-    _print(document, as_json, [])
+    write_reports(document, report or ())
+    _print(document, as_json, reports=report or ())
     if not document.best.estimate.fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
@@ -220,6 +229,7 @@ app.command()(existing.render)
 app.command()(existing.check)
 app.command()(existing.diagnose)
 app.command()(validation.validate)
+app.command()(slurm.slurm_submit)
 app.command()(serving.serve)
 app.command()(serving.worker)
 
@@ -371,7 +381,7 @@ app.add_typer(machines.app, name="cluster")
 app.add_typer(serving.tokens, name="tokens")
 
 
-WITH_A_PLAN = ("plan", "as_json", "debug")
+WITH_A_PLAN = ("plan", "report", "force", "as_json", "debug")
 """Parameters of estimate that mean something beside a plan.json."""
 
 
@@ -389,10 +399,10 @@ def _only_plan(context: typer.Context) -> None:
             )
 
 
-def _print(document: PlanDocument, as_json: bool, written: Sequence[Path]) -> None:
+def _print(document: PlanDocument, as_json: bool, written: Sequence[Path] = (), reports: Sequence[Path] = ()) -> None:
     from planner.cli import output, problems
 
     if as_json:
         problems.print_json(document.to_json_dict())
     else:
-        output.print_document(document, written)
+        output.print_document(document, written, reports)

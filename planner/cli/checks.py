@@ -11,7 +11,8 @@ from rich.text import Text
 
 from planner.cli.bars import memory_lines, time_lines
 from planner.cli.console import stdout
-from planner.cli.output import assumption_lines, bullet, host_line, indented, notes, section
+from planner.cli.output import bullet, host_line, indented, notes, section
+from planner.service.summary import assumption_lines
 from planner.service.words import strategy_text
 from planner.specs.check import CheckFinding, CheckReport, Improvement, instruction
 from planner.units import TERA, counted, duration, gib, percent

@@ -69,6 +69,14 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", help="Write the files that start the job into this folder.", rich_help_panel=OUTPUT),
 ]
+Report = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--report",
+        help="Write the plan with its figures to this .html file (one file, no network), or as .md; repeatable.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that exist.", rich_help_panel=OUTPUT)]
 Launcher = Annotated[
     str,

@@ -16,16 +16,26 @@ from rich.padding import Padding
 from rich.text import Text
 
 from planner.cli.bars import memory_lines, time_lines
-from planner.cli.console import Justify, stderr, stdout, table
+from planner.cli.console import stderr, stdout, table
 from planner.service import start_commands
-from planner.service.why import largest_loss
-from planner.service.words import recompute_text, strategy_text
+from planner.service.ranking import LOSS, ranking
+from planner.service.summary import (
+    assumption_lines,
+    best_of_others,
+    headline,
+    host_text,
+    memory_text,
+    misfit_text,
+    search_text,
+    speed_text,
+)
+from planner.service.words import strategy_text
 from planner.specs.cluster import Cluster
-from planner.specs.plan import OUTSIDE_EXPERIENCE, Assumption, Plan, PlanDocument
-from planner.units import duration, gib, memory_unit, percent
+from planner.specs.plan import OUTSIDE_EXPERIENCE, Estimate, Plan, PlanDocument
+from planner.units import duration, gib, memory_unit
 
 
-def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None:
+def print_document(document: PlanDocument, written: Sequence[Path] = (), reports: Sequence[Path] = ()) -> None:
     """The whole answer of suggest or estimate."""
     console = stdout()
     searched = document.search.status != "estimated"
@@ -44,103 +54,41 @@ def print_document(document: PlanDocument, written: Sequence[Path] = ()) -> None
     notes(console, "Assumed", assumption_lines(document.assumptions))
     if searched:
         _search_line(console, document)
-    _next(console, document, written)
+    for path in reports:
+        console.print(Text(f"\nReport: {path}", style="cyan"), soft_wrap=True)
+    _next(console, document, written, reports)
+
+
+def print_verdict(document: PlanDocument) -> None:
+    """The strategy, its speed and whether it fits: the head of the whole answer."""
+    _verdict(stdout(), document)
 
 
 def host_line(console: Console, plan: Plan, cluster: Cluster) -> None:
     """Host memory of a node, where something is offloaded."""
-    offload = plan.strategy.offload
-    if offload.device != "none" or offload.parameters != "none":
-        needed, there = plan.estimate.host_memory_bytes_per_node, cluster.host_memory_bytes_per_node
-        indented(console, f"host memory of a node: {gib(needed)} of {gib(there)}")
+    line = host_text(plan, cluster)
+    if line is not None:
+        indented(console, line)
 
 
 def _verdict(console: Console, document: PlanDocument) -> None:
-    plan, request = document.best, document.request
-    estimate = plan.estimate
-    cluster = request.cluster
-    console.print(Text(f"{request.model.name} on {cluster.gpus} x {cluster.accelerator.id}", style="bold"))
-    indented(console, strategy_text(plan))
-    low, high = estimate.step_time_range_s
-    speed = (
-        f"est. {duration(estimate.step_time_s)} a step ({duration(low)} to {duration(high)}), "
-        f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {percent(estimate.mfu)}"
-    )
-    if estimate.cost_per_million_tokens is not None:
-        speed += f", ${estimate.cost_per_million_tokens:.3g} per million tokens"
-    upper = estimate.peak_memory_range_bytes[1]
-    memory = (
-        f"  est. {gib(estimate.peak_memory_bytes)} peak memory (up to {gib(upper)}) "
-        f"of {gib(estimate.memory_limit_bytes)}: "
-    )
-    indented(console, speed)
-    console.print(Text(memory).append("fits", style="green") if estimate.fits else _misfit(memory, document))
+    estimate = document.best.estimate
+    console.print(Text(headline(document), style="bold"))
+    indented(console, strategy_text(document.best))
+    indented(console, speed_text(estimate))
+    memory = Text(f"  {memory_text(estimate)}: ")
+    console.print(memory.append("fits", style="green") if estimate.fits else _misfit(memory, estimate))
     outside = OUTSIDE_EXPERIENCE in estimate.range_basis
     indented(console, f"ranges from {estimate.range_basis}", style="yellow" if outside else "dim")
 
 
-def _misfit(memory: str, document: PlanDocument) -> Text:
-    estimate = document.best.estimate
-    over = estimate.peak_memory_range_bytes[1] - estimate.memory_limit_bytes
-    line = Text(memory).append("DOES NOT FIT", style="bold red")
-    if over > 0:
-        return line.append(f", {gib(over)} too much")
-    return line.append(f": host memory {gib(estimate.host_memory_bytes_per_node)} a node")
+def _misfit(memory: Text, estimate: Estimate) -> Text:
+    separator = ", " if estimate.peak_memory_range_bytes[1] > estimate.memory_limit_bytes else ": "
+    return memory.append("DOES NOT FIT", style="bold red").append(separator + misfit_text(estimate))
 
 
-MEMORY = "GiB"
-"""Header of the column of peak memory, MiB for tiny plans."""
-LOSS = "largest loss"
-"""Header of the column that narrow terminals go without."""
 WIDE_COLUMNS = 96
-
-Column = tuple[str, Justify, bool]
-"""Header, justification, and whether the column is left out when all its values are 1 or absent."""
-
-COLUMNS: tuple[Column, ...] = (
-    ("", "right", False),
-    ("backend", "left", False),
-    ("TP", "right", False),
-    ("SP", "left", True),
-    ("CP", "right", True),
-    ("PP", "right", False),
-    ("VPP", "right", True),
-    ("EP", "right", True),
-    ("DP", "right", False),
-    ("ZeRO", "right", False),
-    ("mbs", "right", False),
-    ("recompute", "left", False),
-    ("step s", "right", False),
-    ("tok/s", "right", False),
-    ("MFU %", "right", False),
-    (MEMORY, "right", False),
-    (LOSS, "left", False),
-)
-
-
-def _row(rank: int, plan: Plan, unit: float) -> list[str]:
-    s, e = plan.strategy, plan.estimate
-    loss, share = largest_loss(plan)
-    recompute = s.recompute.mode if s.recompute.mode != "full" else recompute_text(s.recompute)
-    return [
-        f"*{rank}" if rank == 1 else str(rank),
-        plan.backend,
-        str(s.tp),
-        "-" if s.tp == 1 else ("yes" if s.sequence_parallel else "no"),
-        str(s.cp),
-        str(s.pp),
-        str(s.vpp),
-        str(s.ep),
-        str(s.dp),
-        str(s.zero_stage),
-        str(s.micro_batch),
-        recompute + (" +off" if s.offload.device != "none" else ""),
-        f"{e.step_time_s:.3g}" if e.step_time_s < 100 else f"{e.step_time_s:.0f}",
-        f"{e.tokens_per_s_per_gpu:,.0f}",
-        f"{100 * e.mfu:.1f}",
-        f"{e.peak_memory_bytes / unit:.1f}",
-        f"{loss} {100 * share:.0f}%" if share else loss,
-    ]
+"""Terminals from this width on show the largest loss of each plan."""
 
 
 def _ranking(console: Console, document: PlanDocument) -> None:
@@ -148,24 +96,13 @@ def _ranking(console: Console, document: PlanDocument) -> None:
     name, unit = memory_unit(max(plan.estimate.peak_memory_bytes for plan in plans))
     limit = document.best.estimate.memory_limit_bytes / unit
     section(console, f"Plans ({name} of {limit:,.1f}; tok/s of a GPU; all figures est.)")
-    rows = [_row(rank, plan, unit) for rank, plan in enumerate(plans, start=1)]
-    shown = [
-        index
-        for index, (_, _, optional) in enumerate(COLUMNS)
-        if (not optional or any(row[index] not in ("1", "-") for row in rows))
-        and (COLUMNS[index][0] != LOSS or console.width >= WIDE_COLUMNS)
-    ]
-    headers = [(name if COLUMNS[index][0] == MEMORY else COLUMNS[index][0], COLUMNS[index][1]) for index in shown]
-    grid = table(headers, [[row[index] for index in shown] for row in rows], marked=0, tight=True)
+    columns, rows = ranking(plans)
+    shown = [i for i, column in enumerate(columns) if column.name != LOSS or console.width >= WIDE_COLUMNS]
+    cells = [[("*" if rank == i == 0 else "") + row[i] for i in shown] for rank, row in enumerate(rows)]
+    grid = table([columns[i] for i in shown], cells, marked=0, tight=True)
     console.print(Padding(grid, (0, 0, 0, 2)))
-    for backend, plan in document.by_backend.items():
-        if plan is None:
-            indented(console, f"{backend}: nothing fits", "dim")
-        elif not any(plan == ranked for ranked in plans):
-            seconds = duration(plan.estimate.step_time_s)
-            indented(
-                console, f"best of {backend}: {seconds}, {strategy_text(plan).removeprefix(backend + ': ')}", "dim"
-            )
+    for line in best_of_others(document):
+        indented(console, line, "dim")
 
 
 def section(console: Console, title: str) -> None:
@@ -201,38 +138,20 @@ def _wrapped(line: str, width: int, first: str) -> str:
     return "\n".join(lines)
 
 
-def assumption_lines(assumptions: Sequence[Assumption]) -> list[str]:
-    """One line a reason: what came from the same place stands together."""
-    by_reason: dict[str, list[str]] = {}
-    for assumption in assumptions:
-        value = assumption.value
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        by_reason.setdefault(assumption.why, []).append(f"{assumption.field.rsplit('.', 1)[-1]} = {shown}")
-    return [f"{', '.join(values)}: {why}" for why, values in by_reason.items()]
-
-
 def _search_line(console: Console, document: PlanDocument) -> None:
-    report = document.search
-    rejected = sum(report.rejected.values())
-    proof = "proven optimal" if report.status == "optimal" else "not proven optimal"
-    if report.gap:
-        proof += f", at most {percent(report.gap)} from the best"
     console.print()
-    console.print(
-        Text(
-            f"Search: {report.candidates:,} candidates, {rejected:,} rejections by rules, "
-            f"{report.solved} solved exactly, {duration(report.seconds)}; {proof} within the cost model.",
-            style="dim",
-        )
-    )
+    console.print(Text(f"Search: {search_text(document.search)}", style="dim"))
 
 
-def _next(console: Console, document: PlanDocument, written: Sequence[Path]) -> None:
+def _next(console: Console, document: PlanDocument, written: Sequence[Path], reports: Sequence[Path]) -> None:
     if written:
         print_written(written, document.request.cluster.nodes)
         return
     if document.best.estimate.fits and document.search.status != "estimated":
-        command = "add --out FOLDER to write the launch files, or --json > plan.json for `planner render plan.json`"
+        report = "" if reports else "--report plan.html for the figures, "
+        command = (
+            f"add --out FOLDER to write the launch files, {report}or --json > plan.json for `planner render plan.json`"
+        )
     else:
         command = "`planner suggest` searches for a better strategy"
     console.print(Text(f"\nNext: {command}", style="cyan"))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from planner.cli.bars import CATEGORIES, bar_width
+from planner.cli.bars import MARKS, bar_width
 from planner.cli.console import Justify, stderr, stdout, table
 from planner.cli.output import indented, notes, section
 from planner.specs.validation import Comparison, MemoryTerm, ValidationReport
@@ -114,7 +114,7 @@ def _memory(console: Console, report: ValidationReport) -> None:
     section(console, "Memory of the fullest rank")
     label = max(len(name) for name in sides)
     width = bar_width(console.width, label)
-    colours = {letter: colour for letter, _, colour, _ in CATEGORIES}
+    colours = dict(MARKS.values())
     for name, side in sides.items():
         line, drawn, reached = Text(f"  {name.ljust(label)}  ["), 0, 0.0
         for term, size in side:

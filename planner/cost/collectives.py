@@ -7,11 +7,12 @@ S)^0.7), fitted to nccl-tests sweeps."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from planner.cost.context import CostContext
-from planner.specs.batch import FloatArray, IntArray
+from planner.specs.batch import BoolArray, FloatArray, IntArray
 
 _MESSAGE_EXPONENT = 0.7
 """Fits 8 x A100 (0.88), 8 x H100 (0.65), 8 x H200 (0.83) and multi-node sweeps (0.83-0.96) within about 15 %."""
@@ -27,6 +28,8 @@ class Group:
     """N process groups; all arrays of length N."""
 
     size: FloatArray
+    stride: IntArray
+    """Distance between neighbours in rank order."""
     bus_bytes_per_s: FloatArray
     """Large-message bus bandwidth per rank of rings (all-gather, reduce-scatter)."""
     reduce_bus_bytes_per_s: FloatArray
@@ -60,21 +63,48 @@ class Group:
         """(n - 1) / n."""
         return (self.size - 1.0) / self.size
 
+    def all_gather_bytes(self, full_bytes: FloatArray) -> FloatArray:
+        """What one rank sends in an all-gather (or reduce-scatter) whose gathered tensor has ``full_bytes``."""
+        return self.fraction * full_bytes
+
     def all_gather_s(self, full_bytes: FloatArray) -> FloatArray:
         """All-gather (or reduce-scatter) whose gathered tensor has ``full_bytes``."""
-        time = self.fraction * full_bytes * self._slow(full_bytes) / self.bus_bytes_per_s
+        time = self.all_gather_bytes(full_bytes) * self._slow(full_bytes) / self.bus_bytes_per_s
         return np.where(self.size > 1, np.maximum(self.latency_s, time), 0.0)
 
+    def all_reduce_bytes(self, size_bytes: FloatArray) -> FloatArray:
+        """What one rank sends in an all-reduce: a reduce-scatter and an all-gather."""
+        return 2.0 * self.fraction * size_bytes
+
     def all_reduce_s(self, size_bytes: FloatArray) -> FloatArray:
-        time = 2.0 * self.fraction * size_bytes * self._slow(size_bytes) / self.reduce_bus_bytes_per_s
+        time = self.all_reduce_bytes(size_bytes) * self._slow(size_bytes) / self.reduce_bus_bytes_per_s
         return np.where(self.size > 1, np.maximum(self.reduce_latency_s, time), 0.0)
+
+    def _all_to_all_parts(self, sent_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Bytes that stay in the domain and bytes that leave it."""
+        outside = (self.domains - 1.0) / self.domains * sent_bytes
+        return np.maximum(self.fraction * sent_bytes - outside, 0.0), outside
+
+    def all_to_all_bytes(self, sent_bytes: FloatArray) -> FloatArray:
+        """What one rank sends to others of ``sent_bytes`` for the whole group."""
+        inside, outside = self._all_to_all_parts(sent_bytes)
+        return inside + outside
 
     def all_to_all_s(self, sent_bytes: FloatArray) -> FloatArray:
         """Exchange of ``sent_bytes`` per rank, evenly spread over the group; what leaves the domain goes through the
         NICs."""
-        outside = (self.domains - 1.0) / self.domains * sent_bytes
-        inside = np.maximum(self.fraction * sent_bytes - outside, 0.0)
+        inside, outside = self._all_to_all_parts(sent_bytes)
         return self._exchange(inside, outside, inside + outside)
+
+    def _dispatch_parts(self, token_bytes: FloatArray, copies: int) -> tuple[FloatArray, FloatArray]:
+        """Bytes over the fast links, those that came from other domains included, and bytes that leave the domain."""
+        outside = (self.domains - 1.0) / self.domains * _met(self.domains, copies) * token_bytes
+        return self.fraction * _met(self.size, copies) * token_bytes, outside
+
+    def dispatch_bytes(self, token_bytes: FloatArray, copies: int) -> FloatArray:
+        """What one rank sends in ``dispatch_s``, passed on tokens included."""
+        inside, outside = self._dispatch_parts(token_bytes, copies)
+        return inside + outside
 
     def dispatch_s(self, token_bytes: FloatArray, copies: int) -> FloatArray:
         """Sending every token to experts spread evenly: one copy to each domain over the network, and one to each rank
@@ -83,8 +113,7 @@ class Group:
         Of n places a token meets n (1 - (1 - 1/n)^copies) on average; what crosses domains is passed on inside while
         other tokens travel.  One kernel streams the tokens of all peers (DeepEP: 43-47 of 50 GB/s between nodes), so a
         small message costs its latency only."""
-        outside = (self.domains - 1.0) / self.domains * _met(self.domains, copies) * token_bytes
-        inside = self.fraction * _met(self.size, copies) * token_bytes
+        inside, outside = self._dispatch_parts(token_bytes, copies)
         streamed = self.latency_s + np.maximum(
             inside / self.inside_exchange_bytes_per_s, outside / self.outside_bytes_per_s
         )
@@ -97,9 +126,58 @@ class Group:
         time = slow * np.maximum(inside / self.inside_exchange_bytes_per_s, outside / self.outside_bytes_per_s)
         return np.where(self.size > 1, np.maximum(self.latency_s, time), 0.0)
 
+    def send_bytes(self, size_bytes: FloatArray) -> FloatArray:
+        """What one rank sends to the next one."""
+        return np.where(self.size > 1, size_bytes, 0.0)
+
     def send_s(self, size_bytes: FloatArray) -> FloatArray:
         """Point-to-point transfer to the next rank of the group."""
         return np.where(self.size > 1, self.point_latency_s + size_bytes / self.point_bytes_per_s, 0.0)
+
+    def leaves(self, block: int) -> BoolArray:
+        """Whether groups have ranks in several blocks of so many contiguous ranks (nodes, domains)."""
+        return np.asarray(_members(self.size.astype(np.int64), self.stride, block) < self.size)
+
+
+class Measure(Protocol):
+    """What is asked of an exchange; whoever knows which exchanges of which sizes there are passes it on."""
+
+    def all_gather(self, group: Group, full_bytes: FloatArray) -> FloatArray: ...
+    def all_reduce(self, group: Group, size_bytes: FloatArray) -> FloatArray: ...
+    def all_to_all(self, group: Group, sent_bytes: FloatArray) -> FloatArray: ...
+    def dispatch(self, group: Group, token_bytes: FloatArray, copies: int) -> FloatArray: ...
+    def send(self, group: Group, size_bytes: FloatArray) -> FloatArray: ...
+
+
+class Seconds:
+    """How long an exchange takes."""
+
+    all_gather = staticmethod(Group.all_gather_s)
+    all_reduce = staticmethod(Group.all_reduce_s)
+    all_to_all = staticmethod(Group.all_to_all_s)
+    dispatch = staticmethod(Group.dispatch_s)
+    send = staticmethod(Group.send_s)
+
+
+class SentBytes:
+    """What one rank sends."""
+
+    all_gather = staticmethod(Group.all_gather_bytes)
+    all_reduce = staticmethod(Group.all_reduce_bytes)
+    all_to_all = staticmethod(Group.all_to_all_bytes)
+    dispatch = staticmethod(Group.dispatch_bytes)
+    send = staticmethod(Group.send_bytes)
+
+
+SECONDS, SENT_BYTES = Seconds(), SentBytes()
+
+
+def _members(size: IntArray, stride: IntArray, block: int) -> IntArray:
+    """Fewest ranks of a group within one block of contiguous ranks.
+
+    A group fills a block of size * stride ranks.  Groups that do not divide the block straddle its border, and the
+    worst of them has only gcd(size * stride, block) ranks on one side."""
+    return np.asarray(np.clip(np.gcd(size * stride, block) // stride, 1, size))
 
 
 def _met(places: FloatArray, copies: int) -> FloatArray:
@@ -111,9 +189,7 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     """Groups of ``size`` ranks that lie ``stride`` ranks apart."""
     cluster, constants = context.cluster, context.constants
     domain = cluster.ranks_per_domain
-    # A group fills a block of size * stride ranks.  Blocks that do not divide the domain straddle its border, and the
-    # worst of them has only gcd(block, domain) ranks on one side.
-    members = np.clip(np.gcd(size * stride, domain) // stride, 1, size).astype(float)
+    members = _members(size, stride, domain).astype(float)
     crosses = size > members
     fabric = cluster.accelerator.fabric
     inside, reduce_inside = _fabric_bus(context, members)
@@ -139,6 +215,7 @@ def group(context: CostContext, size: IntArray, stride: IntArray) -> Group:
     pair = fabric.pair_bytes_per_s or fabric.bytes_per_s
     return Group(
         size=size.astype(float),
+        stride=stride,
         bus_bytes_per_s=np.where(crosses, outside, inside),
         reduce_bus_bytes_per_s=np.where(crosses, outside, reduce_inside),
         half_message_bytes=np.where(crosses, half_outside, constants.fabric_half_message_bytes),

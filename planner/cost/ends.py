@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost import traffic
+from planner.cost.collectives import SECONDS, Measure
 from planner.cost.context import Work
 from planner.cost.gemm import linear_s
 from planner.cost.groups import Groups
@@ -25,6 +26,9 @@ class EndTime:
 
     terms: tuple[Term, ...]
 
+    def forward(self) -> FloatArray:
+        return sum((term.forward for term in self.terms), np.zeros_like(self.terms[0].forward))
+
     def total(self) -> FloatArray:
         return sum((term.forward + term.backward for term in self.terms), np.zeros_like(self.terms[0].forward))
 
@@ -37,11 +41,19 @@ def embedding_time(work: Work, groups: Groups) -> EndTime:
     scattered = 0.0 if context.job.frozen else 2.0
     terms = [Term("embedding", look_up, scattered * look_up, "rows read, written and scattered back")]
     if context.backend.habits.embedding_vocab_parallel:
-        collective = groups.tensor.all_gather_s(size)
-        # A frozen table has no gradient to bring back.
-        back = work.zeros() if context.job.frozen else collective
+        collective, back = embedding_exchanges(work, groups, SECONDS)
         terms.append(Term("embedding traffic", collective, back, "(t-1)/t S / B(S) each way", communication=True))
     return EndTime(tuple(terms))
+
+
+def embedding_exchanges(work: Work, groups: Groups, measure: Measure) -> tuple[FloatArray, FloatArray]:
+    """Scattered rows of a vocabulary-parallel table, and their gradients coming back (forward, backward)."""
+    context = work.context
+    if not context.backend.habits.embedding_vocab_parallel:
+        return work.zeros(), work.zeros()
+    collective = measure.all_gather(groups.tensor, context.activation_bytes * context.model.hidden * work.tokens)
+    # A frozen table has no gradient to bring back.
+    return collective, work.zeros() if context.job.frozen else collective
 
 
 def head_time(work: Work, groups: Groups, vocab: FloatArray, block: Sequence[LayerTime]) -> EndTime:
@@ -71,14 +83,11 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, block: Sequence[Lay
         Term("output head", passes * forward, passes * backward, "2 (M + a)(K + b)(N + a) / rate"),
         Term("loss", passes * loss / 3.0, passes * loss * 2.0 / 3.0, "bytes per logit over memory bandwidth"),
     ]
+    moved, back = head_exchanges(work, groups, vocab, SECONDS)
     if habits.loss_vocab_parallel:
-        gathered = groups.tensor.all_gather_s(context.activation_bytes * model.hidden * work.tokens)
-        terms.append(
-            Term("head traffic", passes * gathered, passes * gathered, "(t-1)/t S / B(S) each way", communication=True)
-        )
+        terms.append(Term("head traffic", moved, back, "(t-1)/t S / B(S) each way", communication=True))
     elif habits.embedding_vocab_parallel:
-        logits = groups.tensor.all_gather_s(context.activation_bytes * vocab * work.tokens)
-        terms.append(Term("logits traffic", passes * logits, work.zeros(), "(t-1)/t S / B(S)", communication=True))
+        terms.append(Term("logits traffic", moved, back, "(t-1)/t S / B(S)", communication=True))
     if model.mtp_layers:
         join = linear_s(
             context.constants,
@@ -98,6 +107,20 @@ def head_time(work: Work, groups: Groups, vocab: FloatArray, block: Sequence[Lay
             )
         )
     return EndTime(tuple(terms))
+
+
+def head_exchanges(work: Work, groups: Groups, vocab: FloatArray, measure: Measure) -> tuple[FloatArray, FloatArray]:
+    """All passes through a head that is split (forward, backward): its input gathered where the loss is split too, else
+    its logits."""
+    context, habits = work.context, work.context.backend.habits
+    passes = 1.0 + context.model.mtp_layers
+    if habits.loss_vocab_parallel:
+        full = context.activation_bytes * context.model.hidden * work.tokens
+        gathered = passes * measure.all_gather(groups.tensor, full)
+        return gathered, gathered
+    if habits.embedding_vocab_parallel:
+        return passes * measure.all_gather(groups.tensor, context.activation_bytes * vocab * work.tokens), work.zeros()
+    return work.zeros(), work.zeros()
 
 
 def _misaligned(vocab: FloatArray) -> FloatArray:

@@ -34,21 +34,25 @@ def stage_model(context: CostContext, batch: StrategyBatch) -> StageModel:
 
 def layer_counts(context: CostContext, batch: StrategyBatch) -> IntArray:
     """(N, P, K) layers of each kind on each pipeline rank; virtual stage k runs on rank k mod P."""
-    return _rank_sums(_stage_counts(context, batch), batch)
+    return _rank_sums(stage_counts(context, batch), batch)
 
 
 def recomputed_counts(context: CostContext, batch: StrategyBatch) -> IntArray:
-    """(N, P, K) layers of each kind that recompute: the first ``recompute_layers`` of every virtual stage."""
+    """(N, P, K) layers of each kind that recompute."""
+    return _rank_sums(stage_recomputed(context, batch), batch)
+
+
+def stage_recomputed(context: CostContext, batch: StrategyBatch) -> IntArray:
+    """(N, S, K) layers of each kind that recompute: the first ``recompute_layers`` of every virtual stage."""
     none = np.array([choice.mode == "none" for choice in context.recompute_kinds])[batch.recompute_kind]
     width = int(batch.pp[0] * batch.vpp[0])
     layers = batch.stage_layers[:, :width]
     starts = np.cumsum(layers, axis=1) - layers
     taken = np.where(none[:, None], 0, np.minimum(layers, batch.recompute_layers[:, None]))
-    counts = context.kind_prefix[starts + taken] - context.kind_prefix[starts]
-    return _rank_sums(counts, batch)
+    return np.asarray(context.kind_prefix[starts + taken] - context.kind_prefix[starts])
 
 
-def _stage_counts(context: CostContext, batch: StrategyBatch) -> IntArray:
+def stage_counts(context: CostContext, batch: StrategyBatch) -> IntArray:
     """(N, S, K) layers of each kind in each virtual stage."""
     width = int(batch.pp[0] * batch.vpp[0])
     ends = np.cumsum(batch.stage_layers[:, :width], axis=1)

@@ -5,7 +5,7 @@ estimate and the time tree cannot disagree about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -14,6 +14,7 @@ import numpy as np
 from planner.backends.base import RecomputeKind
 from planner.cost import traffic
 from planner.cost.attention import attention_s
+from planner.cost.collectives import SECONDS, SENT_BYTES, Measure
 from planner.cost.context import Work
 from planner.cost.gemm import adapter_s, grouped_linear_s, linear_s
 from planner.cost.groups import Groups
@@ -219,19 +220,9 @@ def _communication_terms(work: Work, groups: Groups, kind: LayerKind) -> list[Te
 
 def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     """Two collectives (gather and scatter, or one all-reduce) around the mixer and around the MLP, each way."""
-    context = work.context
-    blocks = float(kind[0] != "none") + _sharded_mlp_blocks(work, kind)
-    full = work.tokens * context.model.hidden * context.activation_bytes
-    # Gathered inputs travel as the matrices read them, in 8 or 4 bits where those are narrow; scattered sums do not.
-    gathered = groups.tensor.all_gather_s(context.job.narrow_share * full) + groups.tensor.all_gather_s(full)
-    pair = np.where(work.batch.sequence_parallel, gathered, groups.tensor.all_reduce_s(full))
-    pair = pair + 2.0 * _ring_wait_s(work, groups)
-    exposed = blocks * pair * (1.0 - work.tensor_overlap)
-    expert = work.zeros()
-    if kind[1] == "moe" and context.model.moe is not None:
-        gathered = work.routed_rows * (context.model.moe.latent or context.model.hidden) * context.activation_bytes
-        expert = 2.0 * groups.expert_tensor.all_gather_s(gathered)
-    exposed = exposed + expert
+    pair, expert = tensor_exchanges(work, groups, kind, SECONDS)
+    waits = 2.0 * _ring_wait_s(work, groups)
+    exposed = _split_blocks(work, kind) * (pair + waits) * (1.0 - work.tensor_overlap) + expert
     return Term(
         "tensor-parallel traffic",
         exposed,
@@ -239,6 +230,31 @@ def _tensor_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
         "2 (n-1)/n S / B(S) per block and direction",
         communication=True,
     )
+
+
+def tensor_parallel_bytes(work: Work, groups: Groups, kind: LayerKind) -> FloatArray:
+    """What one rank sends for one layer, each way."""
+    pair, expert = tensor_exchanges(work, groups, kind, SENT_BYTES)
+    return np.asarray(_split_blocks(work, kind) * pair + expert)
+
+
+def tensor_exchanges(work: Work, groups: Groups, kind: LayerKind, measure: Measure) -> tuple[FloatArray, FloatArray]:
+    """(one block of a layer, all its experts), each way."""
+    context = work.context
+    full = work.tokens * context.model.hidden * context.activation_bytes
+    # Gathered inputs travel as the matrices read them, in 8 or 4 bits where those are narrow; scattered sums do not.
+    gathered = measure.all_gather(groups.tensor, context.job.narrow_share * full)
+    gathered = gathered + measure.all_gather(groups.tensor, full)
+    pair = np.where(work.batch.sequence_parallel, gathered, measure.all_reduce(groups.tensor, full))
+    if kind[1] != "moe" or context.model.moe is None:
+        return pair, work.zeros()
+    rows = work.routed_rows * (context.model.moe.latent or context.model.hidden) * context.activation_bytes
+    return pair, 2.0 * measure.all_gather(groups.expert_tensor, rows)
+
+
+def _split_blocks(work: Work, kind: LayerKind) -> float:
+    """Blocks of a layer that are split over the tp ranks."""
+    return float(kind[0] != "none") + _sharded_mlp_blocks(work, kind)
 
 
 def _sharded_mlp_blocks(work: Work, kind: LayerKind) -> float:
@@ -252,55 +268,61 @@ def _sharded_mlp_blocks(work: Work, kind: LayerKind) -> float:
 
 def _context_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
     """Keys and values (ring, all-gather) or queries, keys, values and outputs (all-to-all) of one layer."""
+    forward, backward = context_exchanges(work, groups, kind, SECONDS)
+    source = _CONTEXT_SOURCES[work.context.backend.habits.context_parallel_comm]
+    if work.context.backend.habits.context_parallel_comm == "ring" and np.any(forward):
+        # Each of the c - 1 exchanges hides behind the attention on the chunk in hand.
+        core, slow = attention_s(work, kind), work.context.constants.overlap_slowdown
+        forward = np.maximum(forward - core[0], 0.0) + slow * np.minimum(forward, core[0])
+        backward = np.maximum(backward - core[1], 0.0) + slow * np.minimum(backward, core[1])
+    return Term("context-parallel traffic", forward, backward, source, communication=True)
+
+
+_CONTEXT_SOURCES = {
+    "all-to-all": "(c-1)/c of q, k, v and output / B",
+    "ring": "(c-1) KV chunks / B behind attention",
+    "all-gather": "all-gather of KV forward, gather and scatter backward",
+}
+
+
+def context_exchanges(work: Work, groups: Groups, kind: LayerKind, measure: Measure) -> tuple[FloatArray, FloatArray]:
+    """One layer (forward, backward), before any of it hides."""
     context = work.context
-    model, habits = context.model, context.backend.habits
+    model = context.model
     if kind[0] not in ("attention", "window", "mla") or not np.any(work.cp > 1):
-        return Term("context-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
-    core = attention_s(work, kind)
+        return work.zeros(), work.zeros()
     # A key and a value of one head, as wide together as a query and an output; latent attention has all heads' keys.
     pair = context.activation_bytes * sum(head_widths(model))
     kv = pair * np.maximum((model.kv_heads if model.mla is None else model.heads) / work.tp, 1.0)
-    if habits.context_parallel_comm == "all-to-all":
+    if context.backend.habits.context_parallel_comm == "all-to-all":
         q = pair * model.heads / work.tp
-        exchange = groups.context.all_to_all_s(work.tokens * (q + kv))
-        return Term(
-            "context-parallel traffic", exchange, exchange, "(c-1)/c of q, k, v and output / B", communication=True
-        )
-    full = kv * work.tokens * work.cp
-    moved = groups.context.all_gather_s(full)
-    slow = context.constants.overlap_slowdown
-    if habits.context_parallel_comm == "ring":
-        # Each of the c - 1 exchanges hides behind the attention on the chunk in hand.
-        forward = np.maximum(moved - core[0], 0.0) + slow * np.minimum(moved, core[0])
-        backward = np.maximum(2.0 * moved - core[1], 0.0) + slow * np.minimum(2.0 * moved, core[1])
-        return Term(
-            "context-parallel traffic", forward, backward, "(c-1) KV chunks / B behind attention", communication=True
-        )
-    return Term(
-        "context-parallel traffic",
-        moved,
-        2.0 * moved,
-        "all-gather of KV forward, gather and scatter backward",
-        communication=True,
-    )
+        exchange = measure.all_to_all(groups.context, work.tokens * (q + kv))
+        return exchange, exchange
+    moved = measure.all_gather(groups.context, kv * work.tokens * work.cp)
+    return moved, 2.0 * moved
 
 
 def _expert_parallel(work: Work, groups: Groups, kind: LayerKind) -> Term:
-    """Dispatch and combine, each way: top_k copies of every token's hidden vector, or fewer where several of its
-    experts share a rank and the dispatcher knows it."""
-    context = work.context
-    moe, habits = context.model.moe, context.backend.habits
-    if kind[1] != "moe" or moe is None:
-        return Term("expert-parallel traffic", work.zeros(), work.zeros(), "", communication=True)
-    token = work.busiest_share * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
-    plain = groups.expert.all_to_all_s(moe.top_k * token)
-    flex = groups.expert.dispatch_s(token, moe.top_k)
-    chosen = np.where(_flexible(work, groups), flex, plain)
-    shown = 1.0 - context.constants.expert_overlap_share if habits.expert_overlap else 1.0
-    both = 2.0 * shown * chosen
+    """Dispatch and combine, each way."""
+    habits = work.context.backend.habits
+    shown = 1.0 - work.context.constants.expert_overlap_share if habits.expert_overlap else 1.0
+    both = shown * expert_exchanges(work, groups, kind, SECONDS)
     return Term(
         "expert-parallel traffic", both, both.copy(), "dispatch and combine of K copies, each way", communication=True
     )
+
+
+def expert_exchanges(work: Work, groups: Groups, kind: LayerKind, measure: Measure) -> FloatArray:
+    """Dispatch and combine of one layer, each way: top_k copies of every token's hidden vector, or fewer where several
+    of its experts share a rank and the dispatcher knows it."""
+    context = work.context
+    moe = context.model.moe
+    if kind[1] != "moe" or moe is None:
+        return work.zeros()
+    token = work.busiest_share * work.sp_tokens * (moe.latent or context.model.hidden) * context.activation_bytes
+    plain = measure.all_to_all(groups.expert, moe.top_k * token)
+    flex = measure.dispatch(groups.expert, token, moe.top_k)
+    return np.asarray(2.0 * np.where(_flexible(work, groups), flex, plain))
 
 
 def _flexible(work: Work, groups: Groups) -> BoolArray:
@@ -368,27 +390,36 @@ def _ring_wait_s(work: Work, groups: Groups) -> FloatArray:
 
 def recompute_s(work: Work, kind: LayerKind, layer: LayerTime, choice: RecomputeKind) -> FloatArray:
     """Forward work that one recomputed layer repeats in the backward pass."""
-    if "layer" in choice.repeats:
-        return _sum(t.forward for t in layer.terms if choice.regathers or not t.communication)
-    names = {term.name: term.forward for term in layer.terms}
+    exchanged = frozenset(term.name for term in layer.terms if term.communication)
+    return repeated(work, kind, {term.name: term.forward for term in layer.terms}, exchanged, choice)
+
+
+def repeated(
+    work: Work, kind: LayerKind, names: Mapping[str, FloatArray], exchanged: Set[str], choice: RecomputeKind
+) -> FloatArray:
+    """Of the forward pass's terms by ``names`` (``exchanged`` ones are communication), what one recomputed layer
+    repeats."""
     zero = work.zeros()
+    if "layer" in choice.repeats:
+        return sum((value for name, value in names.items() if choice.regathers or name not in exchanged), zero)
+    norms = names.get("norms", zero)
     # The plain matrices of a mixture's MLP block are its shared experts.
     blocks = names.get("mlp matrices", zero) + names.get("activation function", zero)
     parts = {
         "attention_core": names.get("core attention", zero),
-        "norms": names["norms"] / 2.0,  # the residual add is not repeated
+        "norms": norms / 2.0,  # the residual add is not repeated
         "activation": names.get("activation function", zero),
         "mlp": blocks if kind[1] == "dense" else zero,
         "expert_activation": names.get("activation function", zero) if kind[1] == "moe" else zero,
         "shared_experts": names.get("mlp matrices", zero) if kind[1] == "moe" else zero,
-        "qkv_up": names["attention projections"] * _up_share(work, kind) if kind[0] == "mla" else zero,
+        "qkv_up": names.get("attention projections", zero) * _up_share(work, kind) if kind[0] == "mla" else zero,
         "half_matmuls": 0.5
         * (
             names.get("mlp matrices", zero)
             + names.get("attention projections", zero)
             + names.get("expert matrices", zero)
         )
-        + names["norms"],
+        + norms,
         "moe": names.get("expert matrices", zero)
         + names.get("expert permutation", zero)
         + names.get("expert-parallel traffic", zero)

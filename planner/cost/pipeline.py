@@ -1,21 +1,23 @@
 """Pipeline schedules: how much of the other stages' time is bubble, how many micro-batches are alive, what
 stage-to-stage traffic costs.
 
-Closed forms, checked against an event-by-event simulation in the tests.  Sources: GPipe and 1F1B arXiv 2104.04473,
-interleaved the same (section 2.2) and Megatron-LM's schedule, ZB-H1 and ZB-H2 arXiv 2401.10241."""
+Closed forms, checked in the tests against the event-by-event simulation of ``planner.cost.schedules``.  Sources: GPipe
+and 1F1B arXiv 2104.04473, interleaved the same (section 2.2) and Megatron-LM's schedule, ZB-H1 and ZB-H2 arXiv
+2401.10241."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from planner.cost.activations import output_gradient_share
+from planner.cost.collectives import SECONDS, SENT_BYTES, Measure
 from planner.cost.context import Work
 from planner.cost.groups import Groups
 from planner.specs.batch import SCHEDULES, FloatArray
 
 GPIPE, INTERLEAVED, ZB_H1, ZB_H2 = (SCHEDULES.index(name) for name in ("gpipe", "interleaved", "zb-h1", "zb-h2"))
 
-_WEIGHT_GRADIENT_SHARE = 0.25
+WEIGHT_GRADIENT_SHARE = 0.25
 """Share of the weight gradients in forward plus backward, profiled (arXiv 2401.10241, table 6: 0.20 to 0.27 at hidden
 sizes 2304 to 6144); attention and elementwise kernels have none."""
 
@@ -23,15 +25,20 @@ sizes 2304 to 6144); attention and elementwise kernels have none."""
 def bubble_factor(work: Work) -> FloatArray:
     """Weight of the other ranks' micro-batch time in fill and drain: 1, 1/v interleaved.
 
-    ZB-H1 fills the bubble with the weight gradients twice, F + B - 2W over F + B.  ZB-H2 starts up to 2p - 1 forward
+    Fewer micro-batches than ranks cannot fill the chunks of the interleaved schedule: each takes p chunk times to come
+    round, (p - m) + (m - 1) / v in all.  ZB-H1 fills the bubble with the weight gradients twice, F + B - 2W over F + B,
+    the second time with those of the m - 1 micro-batches that wait for the drain.  ZB-H2 starts up to 2p - 1 forward
     passes on the first rank before their first gradient is due there, p F + (p - 1) B after the start with B = F:
     it idles while micro-batches are too few for that."""
     pp, vpp, schedule = work.batch.pp, work.batch.vpp, work.batch.schedule
-    factor = np.where(schedule == INTERLEAVED, 1.0 / vpp, 1.0)
-    factor = np.where(schedule == ZB_H1, 1.0 - 2.0 * _WEIGHT_GRADIENT_SHARE, factor)
-    one_pass = (1.0 - _WEIGHT_GRADIENT_SHARE) / 2.0
-    missing = np.maximum(2.0 * pp - 1.0 - work.micro_batches, 0.0)
-    return np.where(schedule == ZB_H2, one_pass * missing / np.maximum(pp - 1.0, 1.0), factor)
+    others, m = np.maximum(pp - 1.0, 1.0), work.micro_batches
+    chunks = (np.maximum(pp - m, 0.0) + (np.minimum(m, pp) - 1.0) / vpp) / others
+    factor = np.where(schedule == INTERLEAVED, chunks, 1.0)
+    filled = 1.0 + np.minimum((m - 1.0) / others, 1.0)
+    factor = np.where(schedule == ZB_H1, 1.0 - WEIGHT_GRADIENT_SHARE * filled, factor)
+    one_pass = (1.0 - WEIGHT_GRADIENT_SHARE) / 2.0
+    missing = np.maximum(2.0 * pp - 1.0 - m, 0.0)
+    return np.where(schedule == ZB_H2, one_pass * missing / others, factor)
 
 
 def rank_weights(work: Work) -> tuple[FloatArray, FloatArray]:
@@ -57,8 +64,7 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     m = work.micro_batches[:, None]
     rank, vpp = np.arange(pp)[None, :], work.batch.vpp[:, None]
     one_forward = np.minimum(m, pp - rank)
-    group = work.context.backend.habits.interleaving_group or pp
-    chunks = 2 * (pp - rank - 1) + (vpp - 1) * group + 1
+    chunks = 2 * (pp - rank - 1) + (vpp - 1) * interleaving_group(work)[:, None] + 1
     interleaved = np.minimum(m * vpp, chunks) / vpp
     schedule = work.batch.schedule[:, None]
     # ZB-H2 starts forward passes until the first backward pass comes back, twice as many as 1F1B.
@@ -71,6 +77,16 @@ def in_flight(work: Work, pp: int) -> FloatArray:
     if np.any(waiting):
         alive = alive + waiting * output_gradient_share(work)[:, None]
     return np.asarray(np.where(schedule == GPIPE, m, alive), dtype=float)
+
+
+def interleaving_group(work: Work) -> FloatArray:
+    """(N,) micro-batches that a rank takes through one chunk before it turns to the next: what the framework is told,
+    or equal rounds of p at least (p exactly in Megatron-LM, which asks for a multiple; torch.distributed.pipelining
+    divides what there is)."""
+    told = work.context.backend.habits.interleaving_group
+    if told is not None:
+        return np.full(len(work.batch), float(told))
+    return np.asarray(work.micro_batches // np.maximum(work.micro_batches // work.batch.pp, 1.0))
 
 
 def waiting_weight_gradients(work: Work, pp: int) -> FloatArray:
@@ -91,10 +107,24 @@ def point_to_point_s(work: Work, groups: Groups) -> FloatArray:
     an exchange makes the host wait, it costs a micro-batch what it takes to get the host ahead again."""
     context = work.context
     pp, vpp, m = work.batch.pp, work.batch.vpp, work.micro_batches
-    size = context.activation_bytes * context.model.hidden * work.sp_tokens
-    send = groups.pipeline.send_s(size)
+    send = _boundary(work, groups, SECONDS)
     fill = 2.0 * (pp - 1.0) * send
     steady = 2.0 * m * send
     overlapped = context.constants.overlap_slowdown * 2.0 * m * vpp * send
     exchanges = np.where(work.batch.schedule == INTERLEAVED, overlapped, steady)
     return np.where(pp > 1, fill + exchanges + m * context.constants.stage_sync_s, 0.0)
+
+
+def sent_bytes(work: Work, groups: Groups) -> FloatArray:
+    """What the rank with most neighbours sends in a step: its activations on, their gradients back, for every
+    micro-batch and chunk; the first rank has no gradients to send for its first chunk, the last no activations of its
+    last one."""
+    pp, vpp = work.batch.pp, work.batch.vpp
+    passes = 2.0 * vpp - np.where(pp == 2, 1.0, 0.0)
+    return np.asarray(work.micro_batches * passes * _boundary(work, groups, SENT_BYTES))
+
+
+def _boundary(work: Work, groups: Groups, measure: Measure) -> FloatArray:
+    """The hidden vectors of one micro-batch on their way to the next stage."""
+    size = work.context.activation_bytes * work.context.model.hidden * work.sp_tokens
+    return measure.send(groups.pipeline, size)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.collectives import Group
+from planner.cost.collectives import SECONDS, SENT_BYTES, Group, Measure
 from planner.cost.context import Work
 from planner.cost.groups import Groups
 from planner.cost.optimizer import host_link_bytes_per_s
@@ -38,7 +38,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class LayerTraffic:
-    """Seconds of one layer's data-parallel traffic."""
+    """Data-parallel traffic of one layer: seconds, or bytes that one rank sends."""
 
     once: FloatArray
     """Once a step, to be hidden behind the last backward and first forward pass."""
@@ -47,64 +47,128 @@ class LayerTraffic:
     backward: FloatArray
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Dense or expert weights with the ranks that share them."""
+
+    shard: Group
+    """Ranks that share sharded states."""
+    regather: Group
+    """Ranks of the backward gather."""
+    data: Group
+    """All replicas."""
+    replica: Group
+    """Copies of a shard."""
+    hybrid: BoolArray
+    """There are several copies of a shard."""
+    degree: IntArray
+    """Ranks of a shard."""
+    params: FloatArray
+    trained: FloatArray
+
+
 def traffic(work: Work, groups: Groups, weights: Weights) -> LayerTraffic:
-    """Traffic of ``weights``, dense and expert parts in their own groups."""
+    """Seconds of the traffic of ``weights``, dense and expert parts in their own groups.
+
+    Parameters in host memory take at least their way over its link."""
+    return _sum(
+        [
+            _combined(work, _exchanges(work, part, SECONDS), _host_gather_s(work, part.params / part.degree))
+            for part in _parts(work, groups, weights)
+        ]
+    )
+
+
+def sent_bytes(work: Work, groups: Groups, weights: Weights) -> LayerTraffic:
+    """The same traffic as bytes that one rank sends."""
+    parts = _parts(work, groups, weights)
+    return _sum([_combined(work, _exchanges(work, part, SENT_BYTES), work.zeros()) for part in parts])
+
+
+def _sum(parts: list[LayerTraffic]) -> LayerTraffic:
+    total = parts[0]
+    for part in parts[1:]:
+        total = LayerTraffic(total.once + part.once, total.forward + part.forward, total.backward + part.backward)
+    return total
+
+
+def _parts(work: Work, groups: Groups, weights: Weights) -> list[_Part]:
     shard = np.maximum(work.batch.shard_degree, 1)
-    dense = _traffic(
-        work,
-        (groups.shard, groups.regather, groups.data, groups.replica),
+    dense = _Part(
+        groups.shard,
+        groups.regather,
+        groups.data,
+        groups.replica,
         shard < groups.data.size,
         shard,
         weights.dense,
         weights.trained.dense,
     )
     if work.context.model.moe is None or not np.any(weights.expert):
-        return dense
+        return [dense]
     # Expert weights are reduced over their own replicas; without expert parallelism those are the dense ones.
-    expert = _traffic(
-        work,
-        (groups.expert_shard, groups.expert_regather, groups.expert_data, groups.expert_replica),
+    expert = _Part(
+        groups.expert_shard,
+        groups.expert_regather,
+        groups.expert_data,
+        groups.expert_replica,
         work.expert_shard_degree < work.expert_group,
         work.expert_shard_degree,
         weights.expert,
         weights.trained.expert,
     )
-    return LayerTraffic(dense.once + expert.once, dense.forward + expert.forward, dense.backward + expert.backward)
+    return [dense, expert]
 
 
-def _traffic(
-    work: Work,
-    groups: tuple[Group, Group, Group, Group],
-    hybrid: BoolArray,
-    degree: IntArray,
-    params: FloatArray,
-    trained: FloatArray,
-) -> LayerTraffic:
-    """``groups`` are those of the shards, of the backward gather, of all replicas and of the copies of a shard.
+@dataclass(frozen=True)
+class _Exchanges:
+    """Every exchange that some sharding stage has, each once for all parameters."""
 
-    Sharded ``params`` are gathered for compute; only ``trained`` ones (the same, or adapters beside frozen ones) are
+    scatter: FloatArray
+    """Gradients to their shards."""
+    gather: FloatArray
+    """Parameters for compute."""
+    again: FloatArray
+    """The same in the backward pass."""
+    renew: FloatArray
+    """Parameters that the optimizer has changed."""
+    reduce: FloatArray
+    """Gradients over all replicas."""
+    across: FloatArray
+    """Gradients over the copies of a shard."""
+
+
+def _exchanges(work: Work, part: _Part, measure: Measure) -> _Exchanges:
+    """Sharded parameters are gathered for compute; only trained ones (the same, or adapters beside frozen ones) are
     reduced, and gathered again after the optimizer has changed them."""
-    shard, regather, data, replica = groups
-    habits, stage = work.context.backend.habits, work.traffic_stage
+    habits = work.context.backend.habits
     gradient = habits.gradient_reduce_bytes(work.context.job)
     parameter = work.context.job.compute_bytes
+    params, trained = part.params, part.trained
     per_layer = habits.data_parallel_overlap == "every-layer"
     bucket = np.full(len(params), habits.bucket_params)
     message, changed = (params, trained) if per_layer else (bucket, bucket)
-    scatter = _per_message(shard.all_gather_s(gradient * changed), trained, changed)
-    gather = _per_message(shard.all_gather_s(parameter * message), params, message)
-    again = _per_message(regather.all_gather_s(parameter * message), params, message)
-    renew = _per_message(shard.all_gather_s(parameter * changed), trained, changed)
-    reduce = _per_message(data.all_reduce_s(gradient * changed), trained, changed)
-    across = np.where(hybrid, _per_message(replica.all_reduce_s(gradient * changed / degree), trained, changed), 0.0)
-    from_host = _host_gather_s(work, params / degree)
-    gather, again, renew = (np.maximum(seconds, from_host) for seconds in (gather, again, renew))
-    repeated = habits.gathers_every_micro_batch & (stage == 2)
+    copies = measure.all_reduce(part.replica, gradient * changed / part.degree)
+    return _Exchanges(
+        scatter=_per_message(measure.all_gather(part.shard, gradient * changed), trained, changed),
+        gather=_per_message(measure.all_gather(part.shard, parameter * message), params, message),
+        again=_per_message(measure.all_gather(part.regather, parameter * message), params, message),
+        renew=_per_message(measure.all_gather(part.shard, parameter * changed), trained, changed),
+        reduce=_per_message(measure.all_reduce(part.data, gradient * changed), trained, changed),
+        across=np.where(part.hybrid, _per_message(copies, trained, changed), 0.0),
+    )
+
+
+def _combined(work: Work, moved: _Exchanges, least: FloatArray) -> LayerTraffic:
+    """Which of the exchanges a strategy has, and when; gathers take at least ``least``."""
+    stage = work.traffic_stage
+    gather, again, renew = (np.maximum(gathered, least) for gathered in (moved.gather, moved.again, moved.renew))
+    repeated = work.context.backend.habits.gathers_every_micro_batch & (stage == 2)
     # Nested np.where: np.select takes several times as long on the short arrays of a search.
-    once = np.where(stage == 1, scatter + renew + across, np.where((stage == 2) & ~repeated, renew, 0.0))
-    once = np.where(stage == 0, reduce, once)
+    once = np.where(stage == 1, moved.scatter + renew + moved.across, np.where((stage == 2) & ~repeated, renew, 0.0))
+    once = np.where(stage == 0, moved.reduce, once)
     forward = np.where((stage == 3) | repeated, gather, 0.0)
-    backward = np.where(stage >= 2, scatter + across, 0.0) + np.where(stage == 3, again, 0.0)
+    backward = np.where(stage >= 2, moved.scatter + moved.across, 0.0) + np.where(stage == 3, again, 0.0)
     return LayerTraffic(once, forward, backward)
 
 
@@ -122,6 +186,6 @@ def _host_gather_s(work: Work, held: FloatArray) -> FloatArray:
     return np.asarray(np.where(place > 0, seconds, 0.0))
 
 
-def _per_message(seconds: FloatArray, params: FloatArray, message: FloatArray) -> FloatArray:
-    """Seconds for ``params`` when messages of ``message`` parameters take ``seconds`` each."""
-    return np.where(params > 0, seconds * params / np.maximum(message, 1.0), 0.0)
+def _per_message(measured: FloatArray, params: FloatArray, message: FloatArray) -> FloatArray:
+    """For all ``params`` when each message of ``message`` parameters takes ``measured``."""
+    return np.where(params > 0, measured * params / np.maximum(message, 1.0), 0.0)

@@ -71,6 +71,16 @@ class Step:
         return head_time(self.work, self.groups, self.ends.vocab, block)
 
     @cached_property
+    def first_traffic(self) -> LayerTraffic:
+        """Data-parallel traffic of what the first rank holds beyond its layers."""
+        return traffic(self.work, self.groups, self.ends.first)
+
+    @cached_property
+    def last_traffic(self) -> LayerTraffic:
+        """The same of the last rank."""
+        return traffic(self.work, self.groups, self.ends.last)
+
+    @cached_property
     def dense_state(self) -> StateBytes:
         return self.work.context.backend.state_bytes(
             self.work.context.job, self.work.batch, self.work.batch.shard_degree
@@ -94,15 +104,17 @@ class Step:
         """Time of one layer with its every-micro-batch parameter and gradient traffic running beside it;
         ``issued_again`` is the share of its host time that recomputation repeats."""
         layer, moved = self.layers[index], self.layer_traffic[index]
-        slow = self.work.context.constants.sharded_traffic_slowdown
         forward, backward = layer.forward(), layer.backward() + extra_backward
-        beside = _beside(forward, moved.forward, slow) + _beside(backward, moved.backward, slow)
-        serial = forward + backward + moved.forward + moved.backward
-        total = np.where(self._traffic_overlaps, beside, serial)
+        total = self._with_traffic(forward, moved.forward) + self._with_traffic(backward, moved.backward)
         if layer.synchronous:
             return layer.issued(total, (1.0 + issued_again) * layer.host_floor)
         again = np.maximum(extra_backward, issued_again * layer.host_floor)
         return layer.issued(total, layer.host_floor + again)
+
+    def _with_traffic(self, compute: FloatArray, moved: FloatArray) -> FloatArray:
+        """One pass and the parameter or gradient traffic beside it, or behind it where the framework waits."""
+        slow = self.work.context.constants.sharded_traffic_slowdown
+        return np.where(self._traffic_overlaps, _beside(compute, moved, slow), compute + moved)
 
     @cached_property
     def _traffic_overlaps(self) -> BoolArray:
@@ -111,6 +123,17 @@ class Step:
     @cached_property
     def layer_time_s(self) -> FloatArray:
         return self._stack([self.exposed_layer(k) for k in range(len(self.layers))])
+
+    @cached_property
+    def layer_forward_s(self) -> FloatArray:
+        """(N, K) of ``layer_time_s`` the forward pass: its kernels and traffic, and its launches of what the host
+        adds."""
+        columns = []
+        for k, (layer, moved) in enumerate(zip(self.layers, self.layer_traffic, strict=True)):
+            forward = self._with_traffic(layer.forward(), moved.forward)
+            passes = forward + self._with_traffic(layer.backward(), moved.backward)
+            columns.append(forward + _FORWARD_LAUNCHES * (self.layer_time_s[:, k] - passes))
+        return self._stack(columns)
 
     @cached_property
     def recompute_time_s(self) -> FloatArray:
@@ -392,7 +415,7 @@ class Step:
     def model(self) -> StageModel:
         """The coefficients; every time carries the straggler factor."""
         first, last, slow = self.ends.first, self.ends.last, self.straggler
-        first_moved, last_moved = traffic(self.work, self.groups, first), traffic(self.work, self.groups, last)
+        first_moved, last_moved = self.first_traffic, self.last_traffic
         optimizer = [gpu_step_s(self.work.context, self.updated(w)) for w in (*self.weights, first, last)]
         offload = [offload_extra_s(self.work, self.updated(w)) for w in (*self.weights, first, last)]
         bucket = np.minimum(1.0, self.work.context.backend.habits.bucket_params / np.maximum(self.rank_params, 1.0))

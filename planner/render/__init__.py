@@ -33,10 +33,19 @@ from planner.render.launch_skypilot import SKYPILOT_FILE, skypilot_files
 from planner.render.readme import readme
 from planner.render.settings import Setting, settings
 from planner.render.text import checked_hosts
+from planner.render.topology import Topology
 from planner.specs.plan import Plan, PlanDocument
 from planner.units import counted
 
-__all__ = ["RENDERED_BACKENDS", "START_COMMANDS", "Setting", "plan_settings", "render_plan", "write_files"]
+__all__ = [
+    "RENDERED_BACKENDS",
+    "START_COMMANDS",
+    "Setting",
+    "plan_settings",
+    "rank_grids",
+    "render_plan",
+    "write_files",
+]
 
 _BUILDERS: dict[str, Callable[[PlanDocument, Plan], Bundle]] = {
     "megatron": megatron.build,
@@ -115,6 +124,12 @@ def render_plan(
         document, plan, bundle, get_backend(plan.backend).title, told, [one.start for one in added]
     )
     return files
+
+
+def rank_grids(document: PlanDocument, plan: Plan) -> tuple[Topology, ...]:
+    """The rank grid of ``plan`` in its framework's own order, and the one that its experts have over the same ranks."""
+    bundle = _BUILDERS[plan.backend](document, plan)
+    return (bundle.topology,) if bundle.expert_topology is None else (bundle.topology, bundle.expert_topology)
 
 
 def plan_settings(document: PlanDocument, plan: Plan) -> dict[tuple[str, str], Setting]:

@@ -21,7 +21,7 @@ def templates_dir() -> Path:
 
 
 @cache
-def _environment() -> Environment:
+def _environment(*, html: bool) -> Environment:
     return Environment(
         loader=FileSystemLoader(templates_dir()),
         undefined=StrictUndefined,
@@ -29,10 +29,15 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         # Shell, Python, JSON and Markdown: HTML escaping would corrupt them, quoting is done where values are computed.
-        autoescape=False,
+        autoescape=html,
     )
 
 
 def fill(template: str, context: dict[str, Any]) -> str:
     """The text of ``template`` (path below the templates folder) with the values of ``context``."""
-    return _environment().get_template(template).render(context)
+    return _environment(html=False).get_template(template).render(context)
+
+
+def fill_html(template: str, context: dict[str, Any]) -> str:
+    """As ``fill``, for HTML: every value that is not ``Markup`` is escaped."""
+    return _environment(html=True).get_template(template).render(context)

@@ -39,7 +39,8 @@ def slurm_files(document: PlanDocument, launch: Launch) -> LauncherFiles:
             "title": one_line(document.request.model.name),
             "job_name": name,
             "nodes": cluster.nodes,
-            "gpus_per_node": cluster.local_gpus,
+            # Processes on cores ask Slurm for no GPUs: it would refuse them where there are none.
+            "gpus_per_node": 0 if cluster.accelerator.synchronous else cluster.local_gpus,
             "cpus_per_task": cores(cluster),
             "whole_nodes": whole,
             "memory_gib": host_memory_gib(cluster),

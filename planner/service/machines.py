@@ -112,6 +112,13 @@ def read_cluster(request: MachinesRequest) -> MachinesReading:
     return replace(reading, written=request.out)
 
 
+def read_text(text: str, source: str, stated: ClusterFile, where: str) -> MachinesReading:
+    """The cluster of one text that is at hand, of a known kind; what is ``stated`` wins over it.
+
+    Raises InputError for a text that cannot be read; that it does not suffice is in the reading's ``problem``."""
+    return _reading(read_machines(text, source=source, where=where), stated)
+
+
 def _inventories(texts: tuple[tuple[str, str | None], ...]) -> list[Inventory]:
     if not 0 < len(texts) <= MAX_TEXTS:
         raise InputError(

@@ -10,16 +10,20 @@ from planner.units import percent
 def strategy_text(plan: Plan) -> str:
     """The strategy in one line; degrees of 1 are left out."""
     s = plan.strategy
-    degrees = [("TP", s.tp), ("CP", s.cp), ("PP", s.pp), ("VPP", s.vpp), ("EP", s.ep), ("ETP", s.etp), ("DP", s.dp)]
-    words = [f"{name} {value}" for name, value in degrees if value > 1 and not (name == "ETP" and s.ep == 1)]
-    if s.tp > 1 and s.sequence_parallel:
-        words.insert(1, "+ SP")
-    text = f"{plan.backend}: {', '.join(words) or 'one GPU'}".replace(", + SP", " + SP")
-    text += f", ZeRO {s.zero_stage}" + (f" over {s.shard_degree}" if s.shard_degree > 1 else "")
+    text = f"{plan.backend}: {mesh_words(s)}" + (f" over {s.shard_degree}" if s.shard_degree > 1 else "")
     if s.secondary_shard_degree:
         text += f" (second shard over {s.secondary_shard_degree})"
     text += f", micro-batch {s.micro_batch} x {s.grad_accum}, recompute {recompute_text(s.recompute)}"
     return text + (f", offload {offload_text(s)}" if s.offload.device != "none" else "")
+
+
+def mesh_words(s: Strategy) -> str:
+    """``TP 8 + SP, PP 4, DP 2, ZeRO 1``; degrees of 1 are left out."""
+    degrees = [("TP", s.tp), ("CP", s.cp), ("PP", s.pp), ("VPP", s.vpp), ("EP", s.ep), ("ETP", s.etp), ("DP", s.dp)]
+    words = [f"{name} {value}" for name, value in degrees if value > 1 and not (name == "ETP" and s.ep == 1)]
+    if s.tp > 1 and s.sequence_parallel:
+        words[0] += " + SP"
+    return f"{', '.join(words) or 'one GPU'}, ZeRO {s.zero_stage}"
 
 
 def recompute_text(recompute: Recompute) -> str:

@@ -36,6 +36,7 @@ class Term(Spec):
 
     name: str
     value: float
+    """Bytes."""
 
 
 class StageMemory(Spec):
@@ -75,8 +76,9 @@ class Schedule(Spec):
     stages: int
     micro_batches: int
     shown_micro_batches: int
-    """Long steady states are cut: micro-batches that are drawn."""
+    """Long steady states are cut: micro-batches of the run that is drawn."""
     slots: tuple[Slot, ...]
+    """Of a run of ``shown_micro_batches``, rank by rank in order of time; its times are its own, from 0 on."""
     simulated_s: float
     """Of all micro-batches, from the first forward to the last backward pass."""
     busy_share: float
@@ -100,17 +102,19 @@ class GroupAxis(Spec):
     shares: str
     """What the group shares: ``one layer's matrices``."""
     nodes: int
-    """Nodes that one group spans."""
+    """Most nodes that one group spans."""
 
 
 class Traffic(Spec):
     """What one GPU sends in one step for one kind of group."""
 
     axis: str
+    """tp, cp, ep, pp or dp, whatever the framework calls the axes of its grid."""
     level: LinkLevel
-    """The slowest link that the group crosses."""
+    """The slowest link that any group of the kind crosses."""
     what: str
     sent_bytes_per_gpu: float
+    """Over links of any level, by the pipeline rank that sends most."""
     exposed_s: float
     """Of the step time, not hidden behind work."""
 
@@ -119,11 +123,14 @@ class TopologyMap(Spec):
     """Ranks on nodes; of very many nodes the first ones and the last."""
 
     axes: tuple[GroupAxis, ...]
+    """Those with more than one rank, fastest first, by the framework's names; the experts' own axes behind."""
     ranks: tuple[RankPlace, ...]
     nodes: int
     shown_nodes: tuple[int, ...]
     gpus_per_node: int
+    """Those that the job uses."""
     domain_gpus: int
+    """Neighbouring ranks that share fast links, over several nodes where these are more than a node has."""
     traffic: tuple[Traffic, ...]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cli.bars import CATEGORIES, bar_width, by_category, category, memory_lines, time_lines
+from planner.cli.bars import MARKS, bar_width, memory_lines, time_lines
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
+from planner.service.parts import MEMORY_TERMS, memory_term, term_bytes
 from planner.service.why import largest_loss, time_parts
 from planner.specs.plan import Breakdown, Plan
 
@@ -22,7 +23,7 @@ def plan() -> Plan:
 def test_categories_hold_the_whole_stage(plan: Plan) -> None:
     """The categories of a stage add up to its memory."""
     for stage in plan.estimate.memory.children:
-        assert sum(by_category(stage)) == pytest.approx(stage.value)
+        assert sum(term_bytes(stage)) == pytest.approx(stage.value)
 
 
 def test_time_parts_hold_the_whole_step(plan: Plan) -> None:
@@ -69,8 +70,14 @@ def test_bar_width_has_bounds() -> None:
 
 def test_unknown_components_are_overhead() -> None:
     """A component that no category names is counted as overhead, not lost."""
-    assert CATEGORIES[category("something new")][1] == "overhead"
-    assert CATEGORIES[category("weights")][1] == "weights"
+    assert MEMORY_TERMS[memory_term("something new")][0] == "overhead"
+    assert MEMORY_TERMS[memory_term("weights")][0] == "weights"
+
+
+def test_every_term_has_a_letter_of_its_own() -> None:
+    """Terms are told apart without colour."""
+    assert list(MARKS) == [name for name, _ in MEMORY_TERMS]
+    assert len({letter for letter, _ in MARKS.values()}) == len(MARKS)
 
 
 def test_largest_loss() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("ortools", "numpy", "torch", "fastapi", "pandas", "jinja2", "yaml", "matplotlib")
+SERVICE = ("fastapi", "starlette", "sqlalchemy", "alembic", "uvicorn", "procrastinate", "psycopg", "httpx", "structlog")
+HEAVY = ("ortools", "numpy", "torch", "pandas", "jinja2", "yaml", "matplotlib", *SERVICE)
 
 
 def loaded(code: str) -> set[str]:
@@ -27,7 +28,20 @@ def test_import_is_light() -> None:
     "arguments",
     [
         ["--help"],
-        *([name, "--help"] for name in ("suggest", "estimate", "accuracy", "calibrate", "cluster", "validate")),
+        *(
+            [name, "--help"]
+            for name in (
+                "suggest",
+                "estimate",
+                "accuracy",
+                "calibrate",
+                "cluster",
+                "validate",
+                "serve",
+                "worker",
+                "tokens",
+            )
+        ),
         ["cluster", "from-topo", "--help"],
         ["--version"],
     ],
@@ -52,7 +66,7 @@ READ = [
 def test_listings_need_no_solver(arguments: list[str]) -> None:
     """Looking something up loads neither CP-SAT nor a framework."""
     assert (
-        loaded(f"from planner.cli.main import run\nassert run({arguments!r}) == 0") & {"ortools", "torch", "fastapi"}
+        loaded(f"from planner.cli.main import run\nassert run({arguments!r}) == 0") & {"ortools", "torch", *SERVICE}
         == set()
     )
 

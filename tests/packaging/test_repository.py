@@ -49,10 +49,11 @@ def test_changelog_has_this_version() -> None:
 def test_tools_are_pinned() -> None:
     """Every dependency of pyproject.toml has an exact version in constraints.txt, and no package index is named."""
     project = tomllib.loads(text("pyproject.toml"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["api"], *extras["test"]]
     pinned = {line.split("==")[0].lower() for line in text("constraints.txt").splitlines() if "==" in line}
-    for requirement in wanted:
-        assert re.split(r"[<>=]", requirement)[0].lower() in pinned
+    names = {re.split(r"[\[<>=]", requirement)[0].lower() for requirement in wanted} - {project["name"]}
+    assert {name.replace("_", "-") for name in names} <= {name.replace("_", "-") for name in pinned}
     assert "://" not in text("constraints.txt")
 
 
@@ -62,3 +63,11 @@ def test_every_package_is_a_layer() -> None:
     layers = {name for layer in contracts[0]["layers"] for name in re.findall(r"planner\.(\w+)", layer)}
     packages = {path.parent.name for path in (ROOT / "planner").glob("*/__init__.py")}
     assert packages <= layers
+
+
+def test_every_package_but_the_commands_stays_free_of_the_service() -> None:
+    """The contract that keeps web frameworks out names every layer below the command line."""
+    contracts = tomllib.loads(text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    layers = {name for layer in contracts[0]["layers"] for name in re.findall(r"planner\.\w+", layer)}
+    (kept,) = (contract for contract in contracts if "fastapi" in contract.get("forbidden_modules", ()))
+    assert set(kept["source_modules"]) == layers - {"planner.cli"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -12,6 +14,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"planner": ROOT, "planner_api": ROOT / "api", "planner_validate": ROOT / "validate"}
+# What a package cannot do without and an import would not miss: at least one file of each kind.
+PARTS = {
+    "the page": r"planner/templates/page/.+\.j2",
+    "the page's scripts and styles": r"planner_api/.*static/.+\.(js|css)",
+    "the steps from one version of the database to the next": r"planner_api/.*migrations/.*versions/\w+\.py",
+    "the report's scripts": r"planner/report/static/.+\.js",
+    "the licences of the scripts that are not ours": r"planner/report/static/.*LICENSE.*",
+    "the report's layout": r"planner/templates/report/.+\.j2",
+}
 
 
 def run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -30,10 +42,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_contents(wheel: Path) -> None:
-    """Two top-level packages; every module, data file and template and the type markers are inside."""
+    """Three top-level packages; every module, data file and template and the type markers are inside."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"planner", "planner_validate"}
-    for top, folder in ((ROOT, "planner"), (ROOT / "validate", "planner_validate")):
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+    for folder, top in PACKAGES.items():
         for path in (top / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert path.relative_to(top).as_posix() in names
@@ -41,8 +53,34 @@ def test_contents(wheel: Path) -> None:
     assert templates
     for path in templates:
         assert f"planner/{path.relative_to(ROOT).as_posix()}" in names
-    assert {"planner/py.typed", "planner_validate/py.typed"} <= names
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_that_no_import_misses(wheel: Path, part: str) -> None:
+    """Pages, scripts, layouts and migrations are read when they are needed only, so they are looked for here."""
+    assert any(re.fullmatch(PARTS[part], name) for name in zipfile.ZipFile(wheel).namelist())
+
+
+def test_same_from_the_source_archive(wheel: Path, tmp_path: Path) -> None:
+    """The source archive builds the same wheel, and what deploys and tests the service lies in it."""
+    made = run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, folder=ROOT)
+    assert made.returncode == 0, made.stdout + made.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path, filter="data")
+    source = tmp_path / archive.name.removesuffix(".tar.gz")
+    assert {"deploy/Dockerfile", "docs/service.md", "tests/postgres.py"} <= {
+        path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()
+    }
+    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, folder=source)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (second,) = tmp_path.glob("*.whl")
+    first_files, second_files = zipfile.ZipFile(wheel), zipfile.ZipFile(second)
+    assert set(first_files.namelist()) == set(second_files.namelist())
+    for name in first_files.namelist():
+        assert first_files.read(name) == second_files.read(name), name
 
 
 def test_public_records(wheel: Path) -> None:
@@ -97,6 +135,8 @@ def test_installed(wheel: Path, tmp_path: Path) -> None:
     where = run(python, "-I", "-c", "import planner; print(planner.__file__)", folder=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(environment), where.stdout + where.stderr
     assert "suggest" in run(binaries / "planner", "--help", folder=tmp_path).stdout
+    service = run(python, "-I", "-c", "import planner_api.app as app; print(app.__file__)", folder=tmp_path)
+    assert Path(service.stdout.strip()).is_relative_to(environment), service.stdout + service.stderr
     plan = run(
         binaries / "planner", "suggest", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100",
         "--backend", "fsdp", "--out", "files", folder=tmp_path,

@@ -5,7 +5,10 @@
 #       One line a script: the exit code of `sbatch --test-only`, a tab and what sbatch said.  Nobody runs on the nodes.
 #   run_slurm.sh run FOLDER GPUS                             runs FOLDER/job.sbatch on two nodes of this machine
 #       Exits as the job did.  GPUs are empty files: Slurm counts and hands them out, nothing opens them.
+#   run_slurm.sh nodes GPUS COMMAND...                       runs a command where such nodes are up; exits as it did
+#   run_slurm.sh beside NODES GPUS CPUS MEMORY_MB COMMAND... runs a command beside a controller; nobody runs on the nodes
 #
+# With JOB_SUBMIT_LUA, a file, the controller asks that script about every job.
 # Needs slurmctld, munged (and slurmd to run) and root.
 set -euo pipefail
 mode=$1
@@ -69,6 +72,11 @@ authenticate() {
 }
 
 controller() {
+  if [[ -n "${JOB_SUBMIT_LUA:-}" ]]; then
+    # The plugin looks for this name beside slurm.conf.
+    install -m 644 "$JOB_SUBMIT_LUA" "$work/job_submit.lua"
+    echo "JobSubmitPlugins=lua" >> "$SLURM_CONF"
+  fi
   authenticate
   start controller slurmctld -D -f "$SLURM_CONF"
   for _ in $(seq 40); do
@@ -79,10 +87,9 @@ controller() {
   return 1
 }
 
-check() {
-  local nodes=$1 gpus=$2 cpus=$3 memory=$4 script code said
-  shift 4
-  # Nodes of a cloud count as usable although nobody runs on them.
+# Nodes of a cloud count as usable although nobody runs on them.
+cloud() {
+  local nodes=$1 gpus=$2 cpus=$3 memory=$4
   cat >> "$SLURM_CONF" <<CONF
 SuspendProgram=/bin/true
 ResumeProgram=/bin/true
@@ -92,6 +99,18 @@ SlurmdPort=$((port + 1))
 NodeName=n[0001-$(printf %04d "$nodes")] NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory Gres=gpu:$gpus State=CLOUD
 CONF
   printf 'NodeName=n[0001-%04d] Name=gpu Count=%d\n' "$nodes" "$gpus" > "$work/gres.conf"
+}
+
+beside() {
+  cloud "${@:1:4}"
+  controller
+  "${@:5}"
+}
+
+check() {
+  local script code said
+  cloud "${@:1:4}"
+  shift 4
   controller
   for script in "$@"; do
     code=0
@@ -100,8 +119,9 @@ CONF
   done
 }
 
-run() {
-  local folder=$1 gpus=$2 node index code=0 first
+# Two nodes of this machine, up and idle.
+start_nodes() {
+  local gpus=$1 node index first
   # The leading node must have a name that resolves, and come first in the order of names.
   first="$(hostname -s)"
   cat >> "$SLURM_CONF" <<CONF
@@ -127,6 +147,19 @@ CONF
     [[ "$(sinfo -h -o %T)" == idle ]] && break
     sleep 0.25
   done
+}
+
+nodes() {
+  local code=0
+  start_nodes "$1"
+  "${@:2}" || code=$?
+  if (( code )); then tail -n 20 "$work"/*.log >&2; fi
+  return "$code"
+}
+
+run() {
+  local folder=$1 code=0
+  start_nodes "$2"
   cd "$folder"
   sbatch --wait --time=2 job.sbatch || code=$?
   if (( code )); then tail -n 20 "$work"/*.log; fi

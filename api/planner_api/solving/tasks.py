@@ -17,13 +17,15 @@ from planner import service
 from planner.accuracy.fits.calibration import calibrate
 from planner.accuracy.runs.records import parse_records
 from planner.errors import InfeasibleError, PlannerError, TimeLimitError
+from planner.report.html import html_report, plan_section
+from planner.report.markdown import markdown_report
 from planner.service.document import read_plan
 from planner.service.requests import SearchState
 from planner.specs.profile import Profile
 from planner_api.problems import Problem, of_planner_error
 from planner_api.schemas.questions import CheckBody, EstimateBody, PlanBody
 
-__all__ = ["Solved", "check", "estimate", "fit", "planner", "render", "solve"]
+__all__ = ["REPORTS", "Solved", "check", "estimate", "fit", "planner", "render", "report", "section", "solve"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,20 @@ def render(document: str, rank: int, launcher: str) -> Mapping[str, str] | Probl
         return service.render_document(plan, launcher=launcher)
     except PlannerError as problem:
         return of_planner_error(problem)
+
+
+def section(document: str, actions: str) -> str:
+    """A plan as a part of the page; ``actions`` is HTML that follows the verdict."""
+    return str(plan_section(read_plan(document, "plan"), actions=actions))
+
+
+REPORTS = {"html": html_report, "md": markdown_report}
+"""Ending of the file -> what writes it."""
+
+
+def report(document: str, form: str) -> str:
+    """The report about a plan as one file."""
+    return REPORTS[form](read_plan(document, "plan"))
 
 
 def fit(records: Sequence[str]) -> str | Problem:

@@ -173,6 +173,12 @@ class PlanStore:
             text: str | None = await db.scalar(select(plans.c.result).where(plans.c.id == plan))
         return text
 
+    async def question(self, plan: str) -> str | None:
+        """What was asked, as it was put."""
+        async with self._database.begin() as db:
+            text: str | None = await db.scalar(select(plans.c.question).where(plans.c.id == plan))
+        return text
+
     async def page(self, limit: int, before: tuple[float, str] | None) -> list[PlanRow]:
         """Plans, the youngest first, from behind the one that was created at ``before``."""
         query = select(*_STATUS).order_by(plans.c.created_at.desc(), plans.c.id.desc()).limit(limit)

@@ -1,0 +1,1 @@
+"""The page for people: the same questions and plans as the API's, in HTML made here."""

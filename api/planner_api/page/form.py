@@ -1,0 +1,160 @@
+"""The form of the page: what stands in its address, as a question, and as values to show again.
+
+An address holds the whole question, so that a link to the page reproduces what was seen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from pydantic import ValidationError
+
+from planner.errors import InputError
+from planner.service.inputs import parse_mapping
+from planner_api.problems import FieldProblem, ProblemError, of_validation
+from planner_api.schemas.questions import PlanBody
+
+FIELDS = (
+    *("model", "config", "gpu", "gpus", "gpus_per_node", "nic_gbps", "price", "seq_len", "global_batch", "precision"),
+    *("objective", "backend", "memory_margin", "pins", "base"),
+)
+"""In the order of the form; ``base`` is the plan that the answer is compared with."""
+LONGEST = 20_000
+"""Characters of a field: a pasted configuration is the longest."""
+_PLACES = {
+    "model": "/model",
+    "config": "/model",
+    "gpu": "/cluster/gpu",
+    "gpus": "/cluster/gpus",
+    "gpus_per_node": "/cluster/gpus_per_node",
+    "nic_gbps": "/cluster/nic_gbps",
+    "price": "/cluster/price_usd_per_gpu_hour",
+    "seq_len": "/job/seq_len",
+    "global_batch": "/job/global_batch",
+    "precision": "/job/precision",
+    "objective": "/job/objective",
+    "memory_margin": "/job/memory_margin",
+    "backend": "/backend",
+    "pins": "/pins",
+}
+_HUGGING_FACE = ("model_type", "architectures", "num_hidden_layers", "n_layer", "dim")
+"""One of these stands in every config.json; dimensions have ``layers``."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Values as they stand in the address, without the empty ones."""
+
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Form:
+        given = {name: query[name].strip()[:LONGEST] for name in FIELDS if query.get(name, "").strip()}
+        return cls(given)
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is enough to ask."""
+        return ("model" in self.values or "config" in self.values) and "gpu" in self.values
+
+    def __getitem__(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    def address(self, **changed: str) -> str:
+        """A link to the page with these values."""
+        return "/?" + urlencode({name: value for name, value in {**self.values, **changed}.items() if value})
+
+    def question(self) -> PlanBody:
+        """The question; ProblemError names fields."""
+        body: dict[str, Any] = {"model": self._model(), "cluster": self._cluster(), "job": self._job()}
+        if self["backend"]:
+            body["backend"] = self["backend"]
+        if self["pins"]:
+            body["pins"] = self._pins()
+        try:
+            return PlanBody.model_validate_json(json.dumps(body), strict=True)
+        except ValidationError as error:
+            told = of_validation(error.errors(include_url=False, include_context=False, include_input=False))
+            raise ProblemError("bad-input", told.detail, errors=told.errors) from None
+
+    def _model(self) -> str | dict[str, Any]:
+        text = self["config"]
+        if not text:
+            return self["model"]
+        try:
+            content = parse_mapping(text, "model", as_json=text.startswith("{"))
+        except InputError as error:
+            raise _refused("/model", f"the pasted model: {error.message}") from None
+        kind = "config" if any(name in content for name in _HUGGING_FACE) else "dimensions"
+        return {kind: content}
+
+    def _cluster(self) -> dict[str, Any]:
+        cluster: dict[str, Any] = {"gpu": self["gpu"]}
+        for field, name, kind in (
+            ("gpus", "gpus", int),
+            ("gpus_per_node", "gpus_per_node", int),
+            ("nic_gbps", "nic_gbps", float),
+            ("price", "price_usd_per_gpu_hour", float),
+        ):
+            if self[field]:
+                cluster[name] = _number(self[field], kind, _PLACES[field])
+        return cluster
+
+    def _job(self) -> dict[str, Any]:
+        job: dict[str, Any] = {name: self[name] for name in ("precision", "objective") if self[name]}
+        if self["seq_len"]:
+            job["seq_len"] = _number(self["seq_len"], int, "/job/seq_len")
+        if self["global_batch"]:
+            batch = self["global_batch"]
+            job["global_batch"] = int(batch) if re.fullmatch("[0-9]{1,9}", batch) else batch
+        if self["memory_margin"]:
+            job["memory_margin"] = _number(self["memory_margin"], float, "/job/memory_margin") / 100
+        return job
+
+    def _pins(self) -> dict[str, str]:
+        pins: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in self["pins"].split(","))):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or not name or not value:
+                raise _refused("/pins", f"{part[:40]!r} is not NAME=VALUE, like tp=8")
+            pins[name] = value
+        return pins
+
+
+def _number(text: str, kind: type[int] | type[float], place: str) -> float:
+    try:
+        return kind(text.replace(",", ""))
+    except ValueError:
+        raise _refused(place, f"{text[:40]!r} is no {'whole ' if kind is int else ''}number") from None
+
+
+def _refused(place: str, detail: str) -> ProblemError:
+    return ProblemError("bad-input", detail, errors=[FieldProblem(pointer=place, detail=detail)])
+
+
+def field_of(pointer: str) -> str | None:
+    """The field of the form that a pointer into the question is about."""
+    found = [name for name, place in _PLACES.items() if pointer == place or pointer.startswith(place + "/")]
+    return found[0] if found else None
+
+
+def as_form(body: Mapping[str, Any]) -> Form:
+    """The form that asks a question of the API again, as far as it has fields for it."""
+    model, cluster, job = body["model"], body.get("cluster", {}), body.get("job", {})
+    values: dict[str, Any] = {"backend": body.get("backend"), "base": None}
+    if isinstance(model, str):
+        values["model"] = model
+    else:
+        values["config"] = json.dumps(model.get("config") or model.get("dimensions"), indent=1)
+    values |= {name: cluster.get(name) for name in ("gpu", "gpus", "gpus_per_node", "nic_gbps")}
+    values["price"] = cluster.get("price_usd_per_gpu_hour")
+    values |= {name: job.get(name) for name in ("seq_len", "global_batch", "precision")}
+    values["objective"] = None if job.get("objective") == "throughput" else job.get("objective")
+    margin = job.get("memory_margin")
+    values["memory_margin"] = f"{100 * margin:g}" if margin else None
+    values["pins"] = ", ".join(f"{name}={value}" for name, value in body.get("pins", {}).items())
+    return Form.of({name: str(value) for name, value in values.items() if value not in (None, "", "auto")})

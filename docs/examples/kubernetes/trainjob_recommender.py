@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""Sizes a TrainJob (Kubeflow Trainer v2) by the planner's answer to its annotations; a filter for kubectl.
+
+    kubectl get trainjob llama -o yaml | python trainjob_recommender.py | kubectl apply -f -
+
+What is trained stands in annotations (``planner/model: 70b``, ``planner/gpu: h100``, ``planner/gpus: "128"`` ...); the
+job gets nodes, processes, resources and, where it has no command of its own, the plan's launch files and the patch that
+mounts them.  Nothing is printed unless everything worked, so that kubectl applies all or nothing.
+Exit codes: 2 the job or its annotations cannot be used, 3 no plan fits, 1 the service cannot be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.errors import InputError, PlannerError
+from planner.service.words import strategy_text
+from planner.specs.plan import PlanDocument
+from planner.units import duration, gib
+from planner_api.clients.rest import PlannerClient
+
+GROUP = "trainer.kubeflow.org"
+PREFIX = "planner/"
+WORDS_OF_CLUSTER = ("gpu", "system")
+NUMBERS_OF_CLUSTER = ("gpus", "nodes", "gpus-per-node", "nics-per-node")
+WORDS_OF_JOB = ("precision", "objective", "global-batch")
+KNOWN = ("model", *WORDS_OF_CLUSTER, *NUMBERS_OF_CLUSTER, "seq-len", *WORDS_OF_JOB, "backend", "pins", "claim")
+ANSWERS = ("plan-id", "verdict")
+KEPT_OF_METADATA = ("name", "generateName", "namespace", "labels")
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+DATA_VOLUME = "data"
+PLACEHOLDER = "/replace-me"
+MAX_CONFIG_MAP_BYTES = 1_000_000
+"""A ConfigMap holds 1 MiB, names included."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Patch a TrainJob with the nodes, processes and files of a plan.")
+    parser.add_argument("file", nargs="?", default="-", help="the TrainJob, YAML or JSON; - is standard input")
+    parser.add_argument("--server", help="address of the service (default: PLANNER_URL; token: PLANNER_TOKEN)")
+    parser.add_argument("--sizes-only", action="store_true", help="leave command and mounts as they are")
+    options = parser.parse_args(arguments)
+    try:
+        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text(encoding="utf-8")
+        job = read_job(text)
+        with PlannerClient(options.server) as client:
+            document = client.suggest(question(job))
+            files = client.artifacts(document.id, "trainjob")
+        printed, notes = recommended(job, document, files, sizes_only=options.sizes_only)
+    except PlannerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except (OSError, UnicodeDecodeError) as problem:
+        sys.stderr.write(f"error: the TrainJob cannot be read: {problem}\n")
+        return InputError.exit_code
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    yaml.safe_dump_all(printed, sys.stdout, sort_keys=False)
+    return 0
+
+
+def read_job(text: str) -> dict[str, Any]:
+    """The one TrainJob of a text; InputError for anything else."""
+    try:
+        found = [part for part in yaml.safe_load_all(text) if part is not None]
+    except (yaml.YAMLError, RecursionError) as problem:
+        raise InputError(f"this is neither YAML nor JSON: {' '.join(str(problem).split())[:200]}") from problem
+    job = found[0] if len(found) == 1 and isinstance(found[0], dict) else {}
+    version = str(job.get("apiVersion"))
+    spec, metadata = job.get("spec"), job.get("metadata")
+    if job.get("kind") != "TrainJob" or not version.startswith(f"{GROUP}/"):
+        raise InputError(
+            "this is not a TrainJob",
+            got=f"{len(found)} documents" if len(found) != 1 else f"{version} {job.get('kind')}",
+            allowed=f"one TrainJob of {GROUP}/v1alpha1",
+            hint="for example: kubectl get trainjob NAME -o yaml",
+        )
+    if not isinstance(spec, dict) or not isinstance(metadata, dict):
+        raise InputError("the TrainJob has no metadata or no spec", hint="see `kubectl explain trainjob`")
+    if not isinstance(spec.get("trainer") or {}, dict):
+        raise InputError("this is no trainer", where="spec.trainer", hint="see `kubectl explain trainjob.spec.trainer`")
+    return job
+
+
+def asked_of(job: dict[str, Any]) -> dict[str, str]:
+    """The planner's annotations without their prefix; unknown ones are refused, for they would have no effect."""
+    given = job["metadata"].get("annotations") or {}
+    found = {str(key).removeprefix(PREFIX): value for key, value in given.items() if str(key).startswith(PREFIX)}
+    for name, value in found.items():
+        if name not in KNOWN and name not in ANSWERS:
+            raise InputError(
+                "the planner has no such annotation",
+                where=f"metadata.annotations: {PREFIX}{name}",
+                allowed=", ".join(KNOWN),
+            )
+        if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > 1000:
+            raise InputError(
+                "this annotation is no text", where=f"metadata.annotations: {PREFIX}{name}", hint="put it into quotes"
+            )
+    return {name: value.strip() for name, value in found.items() if name in KNOWN}
+
+
+def question(job: dict[str, Any]) -> dict[str, Any]:
+    """The body of ``POST /v1/plans`` that the annotations mean; the job's own size counts where they name none."""
+    asked = asked_of(job)
+    if "model" not in asked:
+        raise InputError(
+            "the annotation that names the model is missing",
+            where=f"metadata.annotations: {PREFIX}model",
+            hint=f"kubectl annotate trainjob NAME {PREFIX}model=70b {PREFIX}gpu=h100 {PREFIX}gpus=128",
+        )
+    cluster: dict[str, Any] = {name: asked[name] for name in WORDS_OF_CLUSTER if name in asked}
+    for name in NUMBERS_OF_CLUSTER:
+        if name in asked:
+            cluster[name.replace("-", "_")] = whole(asked[name], name)
+    if not {"gpu", "system"} & set(cluster):
+        raise InputError(
+            "the annotation that names the accelerator is missing", where=f"metadata.annotations: {PREFIX}gpu"
+        )
+    if not {"gpus", "nodes"} & set(cluster):
+        cluster |= own_size(job)
+    training: dict[str, Any] = {name.replace("-", "_"): asked[name] for name in WORDS_OF_JOB if name in asked}
+    if training.get("global_batch", "").isdigit():
+        training["global_batch"] = whole(asked["global-batch"], "global-batch")
+    if "seq-len" in asked:
+        training["seq_len"] = whole(asked["seq-len"], "seq-len")
+    return {
+        "model": asked["model"],
+        "cluster": cluster,
+        "job": training,
+        "backend": asked.get("backend", "auto"),
+        "pins": pins(asked.get("pins", "")),
+        "top": 1,
+    }
+
+
+def whole(text: str, name: str) -> int:
+    """A whole number of an annotation."""
+    if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) == 0:
+        raise InputError(
+            "this is no whole number above 0", where=f"metadata.annotations: {PREFIX}{name}", got=repr(text[:60])
+        )
+    return int(text)
+
+
+def pins(text: str) -> dict[str, int | str]:
+    """``tp=8,recompute=full`` as a mapping; the service knows which pins there are."""
+    found: dict[str, int | str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not value.strip():
+            raise InputError("a pin is name=value", where=f"metadata.annotations: {PREFIX}pins", got=repr(part[:60]))
+        found[name.strip()] = int(value) if value.strip().isascii() and value.strip().isdigit() else value.strip()
+    return found
+
+
+def own_size(job: dict[str, Any]) -> dict[str, int]:
+    """Nodes, and GPUs of a node, that the job already asks for."""
+    trainer = job["spec"].get("trainer") or {}
+    limits = (trainer.get("resourcesPerNode") or {}).get("limits") or {}
+    nodes = trainer.get("numNodes")
+    if not isinstance(nodes, int) or nodes < 1:
+        raise InputError(
+            "neither the annotations nor the job say how many GPUs there are",
+            where=f"metadata.annotations: {PREFIX}gpus",
+            hint=f"annotate {PREFIX}gpus or {PREFIX}nodes, or set spec.trainer.numNodes",
+        )
+    gpus = [int(count) for name, count in limits.items() if name.endswith("/gpu") and str(count).isdigit()]
+    return {"nodes": nodes, **({"gpus_per_node": gpus[0]} if gpus and gpus[0] else {})}
+
+
+def recommended(
+    job: dict[str, Any], document: PlanDocument, files: dict[str, str], *, sizes_only: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """(documents for kubectl: the ConfigMap of the files where the plan's command is used, and the TrainJob; notes)."""
+    rendered = yaml.safe_load(files["trainjob.yaml"])["spec"]
+    spec, metadata = dict(job["spec"]), job["metadata"]
+    trainer = dict(spec.get("trainer") or {})
+    own = bool(trainer.get("command") or trainer.get("args"))
+    notes: list[str] = []
+    printed: list[dict[str, Any]] = []
+    trainer["numNodes"] = rendered["trainer"]["numNodes"]
+    trainer["numProcPerNode"] = rendered["trainer"]["numProcPerNode"]
+    trainer["resourcesPerNode"] = resources(trainer.get("resourcesPerNode") or {}, rendered["trainer"])
+    trainer["env"] = environment(trainer.get("env") or [], document)
+    if own or sizes_only:
+        if own and not sizes_only:
+            notes.append("the job keeps its own command: the plan's degrees are in its PLANNER_ variables")
+    else:
+        require_variables(trainer["env"], rendered["trainer"].get("env") or [])
+        trainer["command"] = rendered["trainer"]["command"]
+        config_map, patch = mounted(rendered, files, asked_of(job).get("claim"))
+        kept = [given for given in spec.get("runtimePatches") or [] if given.get("manager") != patch["manager"]]
+        spec["runtimePatches"] = [*kept, patch]
+        if "namespace" in metadata:
+            config_map["metadata"]["namespace"] = metadata["namespace"]
+        printed.append(config_map)
+    spec["trainer"] = trainer
+    printed.append(
+        {
+            "apiVersion": job["apiVersion"],
+            "kind": "TrainJob",
+            "metadata": {
+                **{name: metadata[name] for name in KEPT_OF_METADATA if name in metadata},
+                "annotations": {
+                    **{k: v for k, v in (metadata.get("annotations") or {}).items() if k != LAST_APPLIED},
+                    f"{PREFIX}plan-id": document.id,
+                    f"{PREFIX}verdict": verdict(document),
+                },
+            },
+            "spec": spec,
+        }
+    )
+    return printed, notes + [f"plan: {warning}" for warning in document.warnings]
+
+
+def verdict(document: PlanDocument) -> str:
+    """The plan in a line."""
+    estimate = document.best.estimate
+    return (
+        f"{'fits' if estimate.fits else 'DOES NOT FIT'}: {strategy_text(document.best)}; est. "
+        f"{duration(estimate.step_time_s)} a step, {gib(estimate.peak_memory_bytes)} of "
+        f"{gib(estimate.memory_limit_bytes)} a GPU"
+    )
+
+
+def resources(given: dict[str, Any], rendered: dict[str, Any]) -> dict[str, Any]:
+    """What a pod asks for: the plan's GPUs, cores and memory; other resources (rdma/...) stay as they were."""
+    made = dict(given)
+    for part, wanted in rendered["resourcesPerNode"].items():
+        others = {k: v for k, v in (given.get(part) or {}).items() if not k.endswith("/gpu")}
+        made[part] = {**others, **wanted}
+    return made
+
+
+def environment(given: list[dict[str, Any]], document: PlanDocument) -> list[dict[str, Any]]:
+    """The job's variables, and those that tell a training script the plan."""
+    strategy = document.best.strategy
+    told = {
+        "PLANNER_PLAN_ID": document.id,
+        "PLANNER_BACKEND": document.best.backend,
+        **{
+            f"PLANNER_{name.upper()}": str(getattr(strategy, name))
+            for name in ("tp", "cp", "pp", "ep", "dp", "zero_stage", "micro_batch")
+        },
+    }
+    kept = [variable for variable in given if variable.get("name") not in told]
+    return kept + [{"name": name, "value": value} for name, value in told.items()]
+
+
+def require_variables(given: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    """Refuse a job whose launch script would not start; the files have placeholders for what only the user knows."""
+    names = {variable.get("name") for variable in given}
+    missing = [item["name"] for item in wanted if item.get("value") == PLACEHOLDER and item["name"] not in names]
+    if missing:
+        raise InputError(
+            f"launch.sh needs {', '.join(missing)}",
+            where="spec.trainer.env",
+            hint="add them to the job, or use --sizes-only with a command of your own",
+        )
+
+
+def mounted(
+    rendered: dict[str, Any], files: dict[str, str], claim: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(ConfigMap of the plan's files, patch that mounts them); data is mounted from ``claim`` where one is named."""
+    generator = yaml.safe_load(files["kustomization.yaml"])["configMapGenerator"][0]
+    entries = (entry.rpartition("=") for entry in generator["files"])
+    data = {key or path: files[path] for key, _, path in entries}
+    if sum(len(text.encode()) for text in data.values()) > MAX_CONFIG_MAP_BYTES:
+        raise InputError("the plan's files are too large for a ConfigMap", hint="put them into the image")
+    patch = rendered["runtimePatches"][0]
+    job = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = job["template"]["spec"]["template"]["spec"]
+    if claim is None:
+        pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != DATA_VOLUME]
+        for container in pod["containers"]:
+            container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] != DATA_VOLUME]
+    else:
+        for volume in pod["volumes"]:
+            if volume["name"] == DATA_VOLUME:
+                volume["persistentVolumeClaim"]["claimName"] = claim
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": generator["name"]},
+        "data": data,
+    }
+    return config_map, patch
+
+
+if __name__ == "__main__":
+    sys.exit(main())
