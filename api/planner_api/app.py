@@ -30,10 +30,13 @@ from planner_api.settings import Settings
 ROUTERS = (estimates, plans, artifacts, checks, measurements, catalog, health, page)
 
 
-def create_app(settings: Settings | None = None) -> FastAPI:
-    """The application; InputError for settings that cannot be used.  Its services start with its lifespan."""
+def create_app(settings: Settings | None = None, metrics: Metrics | None = None) -> FastAPI:
+    """The application; InputError for settings that cannot be used.
+
+    Its services start with its lifespan, or are put into ``app.state.services`` by whoever runs it without.
+    """
     settings = settings or Settings()
-    metrics = Metrics()
+    metrics = metrics or Metrics()
     limit = parsed_limit(settings.rate_limit)
 
     @asynccontextmanager

@@ -51,6 +51,11 @@ class Services:
     """Plans as parts of the page."""
     ending: bool = False
 
+    def end(self) -> None:
+        """Nothing new is accepted, and whoever waits for a plan is answered with what there is."""
+        self.ending = True
+        self.completions.tell_all()
+
 
 @asynccontextmanager
 async def running(settings: Settings, metrics: Metrics) -> AsyncIterator[Services]:
@@ -90,7 +95,7 @@ async def running(settings: Settings, metrics: Metrics) -> AsyncIterator[Service
                 log.info("started", workers=settings.workers, database=database.url.get_backend_name())
                 yield services
         finally:
-            services.ending = True
+            services.end()
             await queue.stop(settings.shutdown_grace_s)
             searches.stop()
             quick.stop()

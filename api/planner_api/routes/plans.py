@@ -120,7 +120,7 @@ async def finished(row: PlanRow, wait_s: float, served: Services) -> PlanRow:
     """The plan's row when it has ended, or as it is after the time."""
     deadline = time.monotonic() + wait_s
     pause, longest = POLL_S
-    while not row.finished and (left := deadline - time.monotonic()) > 0:
+    while not row.finished and not served.ending and (left := deadline - time.monotonic()) > 0:
         await served.completions.wait(row.id, min(pause, left))
         pause = min(1.5 * pause, longest)
         row = await served.plans.get(row.id) or row

@@ -36,6 +36,11 @@ class Completions:
         for event in self._waiting.get(plan, ()):
             event.set()
 
+    def tell_all(self) -> None:
+        """Nobody waits any longer."""
+        for plan in tuple(self._waiting):
+            self.tell(plan)
+
     async def wait(self, plan: str, seconds: float) -> None:
         """Until the plan ends in this process, at most for the time."""
         event = asyncio.Event()
