@@ -306,6 +306,14 @@ def test_machines_from_slurm(tmp_path: Path, sbatch: Path, cli: Cli, monkeypatch
     assert "partitions" in refused.err
 
 
+def test_the_example(cli: Cli) -> None:
+    """The job file of the examples is planned as it is."""
+    example = SLURM_SCRIPT.parents[2] / "docs" / "examples" / "slurm" / "job.yaml"
+    result = cli("slurm-submit", str(example), "--dry-run", "--json")
+    assert result.code == 0, result.out
+    assert (result.document["nodes"], result.document["fits"]) == (2, True)
+
+
 def test_times_in_every_form() -> None:
     """The forms of Slurm's time limits, and near misses."""
     for text in ("30", "10:00", "12:00:00", "2-0", "2-12:30", "2-00:00:00", "UNLIMITED"):

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -214,6 +215,14 @@ def test_without_the_service(stand_in: str, behaviour: Behaviour, tmp_path: Path
     assert (done.returncode, done.stdout) == (1, "")
     done = filtered(stand_in, "", str(tmp_path / "absent.yaml"))
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_the_manifest_of_the_guide(service_url: str) -> None:
+    """The TrainJob that README.md shows is completed."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", EXAMPLE.with_name("README.md").read_text(), re.MULTILINE | re.DOTALL)
+    config_map, job = taken(filtered(service_url, text))
+    assert config_map is not None
+    assert job["spec"]["trainer"]["numNodes"] == 2
 
 
 def test_in_a_pipe(service_url: str) -> None:
