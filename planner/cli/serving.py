@@ -151,6 +151,7 @@ def listed(as_json: o.AsJson = False, debug: o.Debug = False) -> None:
 @tokens.command("revoke")
 def revoke(
     identifier: Annotated[str, typer.Argument(help="Id of the token, see `planner tokens list`.", metavar="ID")],
+    as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
     """Revoke a token: it is refused from a few seconds later on."""
@@ -158,7 +159,12 @@ def revoke(
         raise InputError(
             "there is no such token that is valid", where="ID", got=shown(identifier), hint="see `planner tokens list`"
         )
-    sys.stderr.write("revoked\n")
+    if as_json:
+        from planner.cli import problems
+
+        problems.print_json({"revoked": identifier})
+    else:
+        sys.stderr.write("revoked\n")
 
 
 async def _with_store(chosen: Settings, method: str, *arguments: Any) -> Any:

@@ -127,7 +127,7 @@ def _figures(drawn: Pictures) -> tuple[Figure, ...]:
     figures = [described.points_figure(drawn)] if len(drawn.points) > 1 else []
     figures += [described.stages_figure(drawn), described.time_figure(drawn)]
     if drawn.schedule is not None:
-        figures.append(described.schedule_figure(drawn.schedule, described.step_time_s(drawn)))
+        figures.append(described.schedule_figure(drawn.schedule, drawn.points[0].step_time_s))
     if len(drawn.topology.ranks) > 1:
         figures.append(described.axes_table(drawn))
     if drawn.topology.traffic:

@@ -130,7 +130,7 @@ def _sizes(row: StageMemory) -> dict[str, float]:
 
 def time_figure(drawn: Pictures) -> Figure:
     """The parts of a step, one after the other."""
-    total = step_time_s(drawn)
+    total = drawn.points[0].step_time_s
     by_kind: dict[PartKind, float] = {}
     for part in drawn.time:
         by_kind[part.kind] = by_kind.get(part.kind, 0.0) + part.seconds
@@ -148,12 +148,6 @@ def time_figure(drawn: Pictures) -> Figure:
         table("Parts of a step, est.", "part, kind, >time, >of the step, >starts at", rows),
         tuple(Mark(f"kind-{kind}", KINDS[kind]) for kind in KINDS if kind in by_kind),
     )
-
-
-def step_time_s(drawn: Pictures) -> float:
-    """Seconds of a step of the drawn plan: where the last part ends."""
-    last = drawn.time[-1]
-    return last.start_s + last.seconds
 
 
 def signed(seconds: float) -> str:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"planner": ROOT, "planner_api": ROOT / "api", "planner_validate": ROOT / "validate"}
 # What a package cannot do without and an import would not miss: at least one file of each kind.
 PARTS = {
-    "the page": r"planner_api/.*templates/.+\.(j2|html)",
+    "the page": r"planner/templates/page/.+\.j2",
     "the page's scripts and styles": r"planner_api/.*static/.+\.(js|css)",
     "the steps from one version of the database to the next": r"planner_api/.*migrations/.*versions/\w+\.py",
     "the report's scripts": r"planner/report/static/.+\.js",
