@@ -98,7 +98,11 @@ def _here(question: Asked, *, quiet: bool) -> tuple[PlanDocument, dict[str, str]
     from planner.cli import console
 
     with console.progress(quiet=quiet) as report:
-        document = service.suggest(question.request(), report)
+        try:
+            document = service.suggest(question.request(), report)
+        except service.Interrupted as stop:
+            # What was found until then is no answer to hand to a cluster.
+            raise KeyboardInterrupt from stop
     return document, service.render_document(document, launcher=LAUNCHER)
 
 
@@ -171,6 +175,7 @@ def _print(prepared: _Prepared, submitted: Submitted | None) -> None:
 
     from planner.cli import output
     from planner.cli.console import stdout
+    from planner.service.summary import assumption_lines
     from planner_api.clients import slurm
 
     console, document = stdout(), prepared.document
@@ -179,7 +184,7 @@ def _print(prepared: _Prepared, submitted: Submitted | None) -> None:
     output.notes(console, "Groups", [_group_line(group) for group in _groups(document)])
     output.notes(console, "Machines", prepared.findings, style="yellow")
     output.notes(console, "Warnings", document.warnings, style="yellow")
-    output.notes(console, "Assumed", output.assumption_lines(document.assumptions))
+    output.notes(console, "Assumed", assumption_lines(document.assumptions))
     start = f"cd {shlex.quote(str(prepared.folder))} && {shlex.join(slurm.command(prepared.job.slurm))}"
     output.section(console, "Job")
     if submitted is None:

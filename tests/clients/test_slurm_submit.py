@@ -281,8 +281,9 @@ exit 0
 def test_machines_from_slurm(tmp_path: Path, sbatch: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """`from-slurm` counts the nodes of the default or named partition; the file's own figures win."""
     tools = sbatch.parent / "tools"
-    nodes = NODES.replace("g[1-2]", "g1") + "\n" + NODES.replace("g[1-2]", "g2")
-    scontrol = f"#!/usr/bin/env bash\n[[ \"$*\" == 'show node g[1-2]' ]] || exit 1\ncat <<'X'\n{nodes}X\n"
+    first, second = (NODES.replace("g[1-2]", name) for name in ("g1", "g2"))
+    scontrol = "#!/usr/bin/env bash\n[[ $1 == show && $2 == node ]] || exit 1\ncat <<'X'\n" + first + "X\n"
+    scontrol += "[[ $3 == 'g[1-2]' ]] || exit 0\ncat <<'X'\n\n" + second + "X\n"
     for name, text in (("sinfo", FAKE_SINFO), ("scontrol", scontrol)):
         (tools / name).write_text(text, encoding="utf-8")
         (tools / name).chmod(0o755)
@@ -291,6 +292,8 @@ def test_machines_from_slurm(tmp_path: Path, sbatch: Path, cli: Cli, monkeypatch
     for cluster, part, nodes_wanted in (
         ("from-slurm", {}, 2),
         ("from-slurm", {"partition": "gpu"}, 2),
+        ("from-slurm", {"exclude": "g[2-3]"}, 1),
+        ("from-slurm", {"nodelist": "g1"}, 1),
         ({"from": "slurm", "nodes": 1}, {}, 1),
         ({"from": "slurm", "gpus": 8}, {}, 1),
     ):

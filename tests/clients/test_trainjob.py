@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -206,6 +207,30 @@ def test_what_is_refused(service_url: str, text: str, code: int, says: str) -> N
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to every value inside a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield (*place, key)
+        yield from places(item, (*place, key))
+
+
+@pytest.mark.parametrize("odd", [None, 7, [1], {"a": {}}], ids=str)
+def test_parts_of_another_shape(service_url: str, odd: Any) -> None:
+    """Whatever stands where something else is expected, the end is a job or an error, never a traceback."""
+    job = changed({"planner/seq-len": "8192"}, numNodes=2)
+    job["spec"]["runtimePatches"] = [{"manager": "team.local/labels"}]
+    for place in places(job):
+        broken: Any = json.loads(json.dumps(job))
+        parent = broken
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = odd
+        done = filtered(service_url, json.dumps(broken))
+        assert done.returncode in (0, 2), (place, done.stderr)
+        assert (done.stdout == "") == (done.returncode != 0)
 
 
 def test_without_the_service(stand_in: str, behaviour: Behaviour, tmp_path: Path) -> None:
