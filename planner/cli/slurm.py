@@ -115,12 +115,12 @@ def _there(question: Asked, server: str) -> tuple[PlanDocument, dict[str, str]]:
 
 
 def _groups(document: PlanDocument) -> list[dict[str, Any]]:
-    """Size and first members of the groups that share something, outermost first."""
+    """Size, stride and place of the groups that share something, outermost first; none for a single GPU."""
     from planner.render import rank_grids
 
     rows: dict[str, dict[str, Any]] = {}
     for grid in rank_grids(document, document.best):
-        for axis in grid.used():
+        for axis in (axis for axis in grid.used() if axis.size > 1):
             ranks = grid.group(axis.name)
             rows.setdefault(
                 axis.name,
@@ -200,9 +200,6 @@ def _print(prepared: _Prepared, submitted: Submitted | None) -> None:
 
 def _group_line(group: dict[str, Any]) -> str:
     last = (group["size"] - 1) * group["stride"]
-    if group["size"] <= 2:
-        ranks = ", ".join(str(index * group["stride"]) for index in range(group["size"]))
-    else:
-        ranks = f"0, {group['stride']}, ..., {last}"
+    ranks = f"0, {last}" if group["size"] == 2 else f"0, {group['stride']}, ..., {last}"
     where = "one node" if group["nodes"] == 1 else f"{group['nodes']} nodes"
     return f"{group['name']} {group['size']}: {group['shares']}; first group ranks {ranks}, on {where}"
