@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,30 @@ def test_nobody_there() -> None:
     ):
         client.suggest(QUESTION)
     assert "planner serve" in str(e.value)
+
+
+def test_an_answer_that_never_ends() -> None:
+    """A service that sends a byte now and then is left at the deadline."""
+    ended = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not ended.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            with PlannerClient(url, deadline_s=0.5) as client, pytest.raises(PlannerError, match="in time"):
+                client.suggest(QUESTION)
+        finally:
+            ended.set()
+            thread.join(timeout=10)
 
 
 def test_token_is_sent_and_asked_for(stand_in: str, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
