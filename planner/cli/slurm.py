@@ -98,7 +98,11 @@ def _here(question: Asked, *, quiet: bool) -> tuple[PlanDocument, dict[str, str]
     from planner.cli import console
 
     with console.progress(quiet=quiet) as report:
-        document = service.suggest(question.request(), report)
+        try:
+            document = service.suggest(question.request(), report)
+        except service.Interrupted as stop:
+            # What was found until then is no answer to hand to a cluster.
+            raise KeyboardInterrupt from stop
     return document, service.render_document(document, launcher=LAUNCHER)
 
 
@@ -111,12 +115,12 @@ def _there(question: Asked, server: str) -> tuple[PlanDocument, dict[str, str]]:
 
 
 def _groups(document: PlanDocument) -> list[dict[str, Any]]:
-    """Size and first members of the groups that share something, outermost first."""
+    """Size, stride and place of the groups that share something, outermost first; none for a single GPU."""
     from planner.render import rank_grids
 
     rows: dict[str, dict[str, Any]] = {}
     for grid in rank_grids(document, document.best):
-        for axis in grid.used():
+        for axis in (axis for axis in grid.used() if axis.size > 1):
             ranks = grid.group(axis.name)
             rows.setdefault(
                 axis.name,
@@ -171,6 +175,7 @@ def _print(prepared: _Prepared, submitted: Submitted | None) -> None:
 
     from planner.cli import output
     from planner.cli.console import stdout
+    from planner.service.summary import assumption_lines
     from planner_api.clients import slurm
 
     console, document = stdout(), prepared.document
@@ -179,7 +184,7 @@ def _print(prepared: _Prepared, submitted: Submitted | None) -> None:
     output.notes(console, "Groups", [_group_line(group) for group in _groups(document)])
     output.notes(console, "Machines", prepared.findings, style="yellow")
     output.notes(console, "Warnings", document.warnings, style="yellow")
-    output.notes(console, "Assumed", output.assumption_lines(document.assumptions))
+    output.notes(console, "Assumed", assumption_lines(document.assumptions))
     start = f"cd {shlex.quote(str(prepared.folder))} && {shlex.join(slurm.command(prepared.job.slurm))}"
     output.section(console, "Job")
     if submitted is None:
@@ -195,9 +200,6 @@ def _print(prepared: _Prepared, submitted: Submitted | None) -> None:
 
 def _group_line(group: dict[str, Any]) -> str:
     last = (group["size"] - 1) * group["stride"]
-    if group["size"] <= 2:
-        ranks = ", ".join(str(index * group["stride"]) for index in range(group["size"]))
-    else:
-        ranks = f"0, {group['stride']}, ..., {last}"
+    ranks = f"0, {last}" if group["size"] == 2 else f"0, {group['stride']}, ..., {last}"
     where = "one node" if group["nodes"] == 1 else f"{group['nodes']} nodes"
     return f"{group['name']} {group['size']}: {group['shares']}; first group ranks {ranks}, on {where}"

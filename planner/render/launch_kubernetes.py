@@ -85,7 +85,10 @@ def _context(document: PlanDocument, launch: Launch, names: list[str]) -> dict[s
         "nodes": cluster.nodes,
         "gpus_per_node": cluster.local_gpus,
         "processes_text": quoted(str(cluster.local_gpus)),
-        "gpu_resource": _GPU_RESOURCES.get(cluster.accelerator.vendor.lower(), "nvidia.com/gpu"),
+        # Processes on cores ask for no GPUs: such a pod would wait for ever.
+        "gpu_resource": ""
+        if cluster.accelerator.synchronous
+        else _GPU_RESOURCES.get(cluster.accelerator.vendor.lower(), "nvidia.com/gpu"),
         "cpu": quoted(str(max(1, cores(cluster) * ALLOCATABLE_PERCENT // 100))),
         "memory": quoted(f"{memory}Gi"),
         "shared_memory": quoted(f"{max(1, memory // _SHARED_MEMORY_SHARE)}Gi"),

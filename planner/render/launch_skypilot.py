@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.render.engine import fill
-from planner.render.launch import Launch, LauncherFiles, Start, job_name, needed_variables
+from planner.render.launch import Launch, LauncherFiles, Start, cores, job_name, needed_variables
 from planner.render.launch_kubernetes import quoted
 from planner.render.text import one_line
 from planner.specs.plan import PlanDocument
@@ -49,7 +49,7 @@ def skypilot_files(document: PlanDocument, launch: Launch, optional: Sequence[st
     """``skypilot.yaml``; what the user must set stands in ``envs`` without a value, which SkyPilot then asks for."""
     cluster, name = document.request.cluster, job_name(document)
     needed = needed_variables(launch)
-    accelerator = ACCELERATORS.get(cluster.accelerator.id)
+    accelerator, on_cores = ACCELERATORS.get(cluster.accelerator.id), cluster.accelerator.synchronous
     text = fill(
         "launch/skypilot.yaml.j2",
         {
@@ -57,6 +57,7 @@ def skypilot_files(document: PlanDocument, launch: Launch, optional: Sequence[st
             "name": quoted(name),
             "nodes": cluster.nodes,
             "gpus_per_node": cluster.local_gpus,
+            "cpus": cores(cluster) if on_cores else 0,
             "known": accelerator is not None,
             "accelerator_id": one_line(cluster.accelerator.id),
             "accelerator": quoted(accelerator or cluster.accelerator.id.split("-")[0].upper()),
@@ -71,7 +72,7 @@ def skypilot_files(document: PlanDocument, launch: Launch, optional: Sequence[st
     if optional:
         names = ", ".join(f"`{name}`" for name in optional)
         before.append(f"The machines see none of your variables: give {names} with `--env`, too, where you set them.")
-    if accelerator is None:
+    if accelerator is None and not on_cores:
         before.append("Replace the accelerator's name in the file: SkyPilot's catalogue has none for this one.")
     start = Start(
         "With SkyPilot, from this folder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.stand_in import Behaviour
-from tests.clients.test_slurm_submit import SLURM_SCRIPT
+from tests.clients.test_slurm_submit import SLURM_SCRIPT, STAND_IN
+from tests.parsers.interpreter import INSTALL, PYTHON
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "slurm" / "job_submit.lua"
 PLUGINS = tuple(Path("/usr/lib").glob("*/slurm-wlm/job_submit_lua.so"))
@@ -173,17 +175,37 @@ def test_the_token_comes_from_a_file(tmp_path: Path, stand_in: str, behaviour: B
 
 
 RUN = """
-printf '#!/bin/bash\\nsrun bash -c %s\\n' "'echo RANK \\$SLURM_PROCID of \\$SLURM_NTASKS on \\$SLURM_NODEID'" > job.sh
-echo 'echo PLAN $PLANNER_PLAN_ID $PLANNER_DP gpus $SLURM_GPUS_ON_NODE' >> job.sh
-sbatch --wait --output=log --time=1 --comment="$1" job.sh
+cat > job.sh <<'SCRIPT'
+#!/bin/bash
+set -euo pipefail
+echo "PLAN $PLANNER_PLAN_ID $PLANNER_DP gpus $SLURM_GPUS_ON_NODE"
+curl --silent --fail "$PLANNER_URL/v1/plans/$PLANNER_PLAN_ID/artifacts.tar.gz?launcher=slurm" | tar --extract --gzip
+cd "plan-${PLANNER_PLAN_ID:0:12}"
+SLURM_SUBMIT_DIR="$PWD" bash job.sbatch
+SCRIPT
+sbatch --wait --output=log --time=2 --cpus-per-task=2 --comment="$1" job.sh || { cat log; exit 1; }
 cat log
 """
 
 
-def test_a_sized_job_runs(tmp_path: Path, service_url: str) -> None:
-    """The job starts one task on each node of the plan, and its script knows the plan."""
-    question = "planner model=gpt2-124m gpu=l4 gpus=4 gpus_per_node=2 backend=fsdp tp=1 dp=4"
-    variables = {"PLANNER_URL": service_url, "JOB_SUBMIT_LUA": str(EXAMPLE)}
+@pytest.mark.torch
+@pytest.mark.skipif(not Path(PYTHON).with_name("torchrun").exists(), reason=f"no torchrun beside {PYTHON}: {INSTALL}")
+def test_a_sized_job_starts_its_plan(tmp_path: Path, service_url: str) -> None:
+    """On the nodes that the plugin asked for, the job fetches the plan's files and its ranks form the plan's groups."""
+    question = "planner model=gpt2-124m gpu=l4 gpus=4 gpus_per_node=2 backend=fsdp tp=1 dp=4 zero_stage=3"
+    groups = {"dp_shard": [[0, 1, 2, 3]]}
+    variables = {
+        "PLANNER_URL": service_url,
+        "JOB_SUBMIT_LUA": str(EXAMPLE),
+        "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}:/usr/sbin:/sbin",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TRAIN_SCRIPT": str(STAND_IN),
+        "PLAN_GROUPS": json.dumps(groups),
+        "PLAN_IMPORTS": "parallelize",
+    }
     printed = inside_slurm(tmp_path, variables, "nodes", "2", "bash", "-c", RUN, "run", question)
-    assert sorted(re.findall(r"RANK (\d) of 2 on (\d)", printed)) == [("0", "0"), ("1", "1")]
     assert re.search(r"PLAN [0-9a-f]{64} 4 gpus 2$", printed, re.MULTILINE), printed
+    reports = [json.loads(found) for found in re.findall(r"STARTED (\{.*\})$", printed, re.MULTILINE)]
+    assert sorted(report["RANK"] for report in reports) == ["0", "1", "2", "3"], printed
+    assert all(report["groups"] == {"dp_shard": [0, 1, 2, 3]} and report["imports"] for report in reports)

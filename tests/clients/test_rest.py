@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
 from planner_api.clients.rest import PlannerClient
+from tests.clients.running import running_service
 from tests.clients.stand_in import Behaviour, serving
 
 QUESTION = {"model": "gpt2-124m", "cluster": {"gpu": "a100", "gpus": 8}, "backend": "fsdp"}
@@ -105,6 +112,30 @@ def test_nobody_there() -> None:
     assert "planner serve" in str(e.value)
 
 
+def test_an_answer_that_never_ends() -> None:
+    """A service that sends a byte now and then is left at the deadline."""
+    ended = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not ended.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,), daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            with PlannerClient(url, deadline_s=0.5) as client, pytest.raises(PlannerError, match="in time"):
+                client.suggest(QUESTION)
+        finally:
+            ended.set()
+            thread.join(timeout=10)
+
+
 def test_token_is_sent_and_asked_for(stand_in: str, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token of the environment reaches the service; without one the error names the variable."""
     behaviour.token = TOKEN
@@ -175,3 +206,29 @@ def test_a_changed_file_is_noticed(stand_in: str, behaviour: Behaviour) -> None:
     behaviour.answer = (200, {}, json.dumps(listing).encode())
     with PlannerClient(stand_in) as client, pytest.raises(PlannerError, match="not an answer"):
         client.artifacts("a" * 64)
+
+
+def test_the_service_with_tokens_and_no_patience(tmp_path: Path) -> None:
+    """A service that asks for tokens and never holds an answer: refused without one, followed to the end with one."""
+    settings = {"PLANNER_REQUIRE_TOKENS": "true", "PLANNER_QUICK_WAIT_S": "0", "PLANNER_LONGEST_WAIT_S": "0"}
+    with running_service(tmp_path, **settings) as url:
+        with PlannerClient(url) as client, pytest.raises(InputError, match="no token") as caught:
+            client.suggest(QUESTION)
+        assert caught.value.hint
+        made = subprocess.run(
+            [sys.executable, "-m", "planner", "tokens", "create", "scheduler", "--scope", "plan"],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "PLANNER_DATABASE_URL": f"sqlite:///{tmp_path}/plans.db",
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        with PlannerClient(url, made.stdout.strip()) as client:
+            document = client.suggest(QUESTION)
+            assert document.best.strategy.gpus == 8
+            assert "launch.sh" in client.artifacts(document.id)
+        with PlannerClient(url, made.stdout.strip() + "x") as client, pytest.raises(InputError, match="not known"):
+            client.suggest(QUESTION)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from planner import service
 from planner.cli.main import run
 from planner.errors import InputError
 from planner_api.clients import slurm
-from planner_api.clients.job_file import SlurmPart, load_job
+from planner_api.clients.job_file import SlurmPart, asked, load_job
 from tests.cli.conftest import Cli
 from tests.parsers.interpreter import INSTALL, PYTHON
 from tests.parsers.test_launch_starts import stated_groups
@@ -281,8 +282,9 @@ exit 0
 def test_machines_from_slurm(tmp_path: Path, sbatch: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """`from-slurm` counts the nodes of the default or named partition; the file's own figures win."""
     tools = sbatch.parent / "tools"
-    nodes = NODES.replace("g[1-2]", "g1") + "\n" + NODES.replace("g[1-2]", "g2")
-    scontrol = f"#!/usr/bin/env bash\n[[ \"$*\" == 'show node g[1-2]' ]] || exit 1\ncat <<'X'\n{nodes}X\n"
+    first, second = (NODES.replace("g[1-2]", name) for name in ("g1", "g2"))
+    scontrol = "#!/usr/bin/env bash\n[[ $1 == show && $2 == node ]] || exit 1\ncat <<'X'\n" + first + "X\n"
+    scontrol += "[[ $3 == 'g[1-2]' ]] || exit 0\ncat <<'X'\n\n" + second + "X\n"
     for name, text in (("sinfo", FAKE_SINFO), ("scontrol", scontrol)):
         (tools / name).write_text(text, encoding="utf-8")
         (tools / name).chmod(0o755)
@@ -291,6 +293,8 @@ def test_machines_from_slurm(tmp_path: Path, sbatch: Path, cli: Cli, monkeypatch
     for cluster, part, nodes_wanted in (
         ("from-slurm", {}, 2),
         ("from-slurm", {"partition": "gpu"}, 2),
+        ("from-slurm", {"exclude": "g[2-3]"}, 1),
+        ("from-slurm", {"nodelist": "g1"}, 1),
         ({"from": "slurm", "nodes": 1}, {}, 1),
         ({"from": "slurm", "gpus": 8}, {}, 1),
     ):
@@ -304,6 +308,68 @@ def test_machines_from_slurm(tmp_path: Path, sbatch: Path, cli: Cli, monkeypatch
     )
     assert refused.code == 2
     assert "partitions" in refused.err
+
+
+def test_the_example(cli: Cli) -> None:
+    """The job file of the examples is planned as it is."""
+    example = SLURM_SCRIPT.parents[2] / "docs" / "examples" / "slurm" / "job.yaml"
+    result = cli("slurm-submit", str(example), "--dry-run", "--json")
+    assert result.code == 0, result.out
+    assert (result.document["nodes"], result.document["fits"]) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("question", "groups"),
+    [
+        ({"model": "llama3-8b", "cluster": {"gpu": "h200", "gpus": 1}, "backend": "fsdp"}, {}),
+        (
+            {
+                "model": "405b",
+                "cluster": {"gpu": "h100", "gpus": 16384},
+                "backend": "megatron",
+                "pins": {"tp": 8, "cp": 1, "pp": 16, "vpp": 1},
+                "job": {"global_batch": 4096},
+            },
+            {"tp": 1, "pp": 16, "dp": 128},
+        ),
+        (
+            {
+                "model": "mixtral-8x7b",
+                "cluster": {"gpu": "h200", "gpus": 32},
+                "backend": "megatron",
+                "pins": {"tp": 2, "pp": 1, "cp": 1, "ep": 4, "etp": 1},
+            },
+            {"tp": 1, "dp": 4, "ep": 1, "edp": 4},
+        ),
+    ],
+    ids=["one-gpu", "16384-gpus", "experts"],
+)
+def test_groups_of_large_and_small_plans(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, question: dict[str, Any], groups: dict[str, int]
+) -> None:
+    """The groups that are printed, and the nodes that the first of each spans; one GPU has none."""
+    monkeypatch.setenv("MEGATRON_PATH", "/m")
+    path = written(tmp_path, {"job": {}, **question})
+    result = cli("slurm-submit", str(path), "--dry-run", "--json")
+    assert result.code == 0, result.out
+    assert {group["name"]: group["nodes"] for group in result.document["groups"]} == groups
+    text = cli("slurm-submit", str(path), "--dry-run").out
+    assert ("Groups" in text) == bool(groups)
+
+
+def test_a_search_that_is_stopped_submits_nothing(
+    job_file: Path, sbatch: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the search ends the command although a plan was found by then."""
+    document = service.suggest(asked(load_job(job_file), tmp_path, load_job(job_file).stated_machines).request())
+
+    def stopped(*_: object) -> None:
+        raise service.Interrupted(document)
+
+    monkeypatch.setattr(service, "suggest", stopped)
+    assert cli("slurm-submit", str(job_file), "--out", str(tmp_path / "run")).code == 130
+    assert not sbatch.exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_times_in_every_form() -> None:

@@ -7,9 +7,11 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -207,6 +209,30 @@ def test_what_is_refused(service_url: str, text: str, code: int, says: str) -> N
     assert "Traceback" not in done.stderr
 
 
+def places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to every value inside a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield (*place, key)
+        yield from places(item, (*place, key))
+
+
+@pytest.mark.parametrize("odd", [None, 7, [1], {"a": {}}], ids=str)
+def test_parts_of_another_shape(service_url: str, odd: Any) -> None:
+    """Whatever stands where something else is expected, the end is a job or an error, never a traceback."""
+    job = changed({"planner/seq-len": "8192"}, numNodes=2)
+    job["spec"]["runtimePatches"] = [{"manager": "team.local/labels"}]
+    for place in places(job):
+        broken: Any = json.loads(json.dumps(job))
+        parent = broken
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = odd
+        done = filtered(service_url, json.dumps(broken))
+        assert done.returncode in (0, 2), (place, done.stderr)
+        assert (done.stdout == "") == (done.returncode != 0)
+
+
 def test_without_the_service(stand_in: str, behaviour: Behaviour, tmp_path: Path) -> None:
     """A service that fails or a file that is not there is an error without output."""
     behaviour.answer = (500, {}, b"")
@@ -214,6 +240,14 @@ def test_without_the_service(stand_in: str, behaviour: Behaviour, tmp_path: Path
     assert (done.returncode, done.stdout) == (1, "")
     done = filtered(stand_in, "", str(tmp_path / "absent.yaml"))
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_the_manifest_of_the_guide(service_url: str) -> None:
+    """The TrainJob that README.md shows is completed."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", EXAMPLE.with_name("README.md").read_text(), re.MULTILINE | re.DOTALL)
+    config_map, job = taken(filtered(service_url, text))
+    assert config_map is not None
+    assert job["spec"]["trainer"]["numNodes"] == 2
 
 
 def test_in_a_pipe(service_url: str) -> None:

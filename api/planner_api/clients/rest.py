@@ -132,7 +132,7 @@ class PlannerClient:
     def _asked(self, method: str, url: str, ends: float, **request: Any) -> httpx.Response:
         """The answer, after as many tries as a busy service asks for."""
         while True:
-            answer = self._sent(method, url, **request)
+            answer = self._sent(method, url, ends, **request)
             if answer.is_success:
                 return answer
             if answer.status_code not in _BUSY or "Retry-After" not in answer.headers:
@@ -142,17 +142,20 @@ class PlannerClient:
             except TimeLimitError:
                 raise self._refusal(answer) from None
 
-    def _sent(self, method: str, url: str, **request: Any) -> httpx.Response:
+    def _sent(self, method: str, url: str, ends: float, **request: Any) -> httpx.Response:
         try:
             with self._http.stream(method, url, **request) as answer:
-                content = b""
+                content = bytearray()
                 for part in answer.iter_bytes():
                     content += part
                     if len(content) > MAX_ANSWER_BYTES:
                         raise self._odd(f"at most {MAX_ANSWER_BYTES} bytes", "more")
+                    if time.monotonic() > ends:
+                        # Each part came in time, all together did not.
+                        raise httpx.ReadTimeout("the answer comes too slowly")
                 # The body is decoded by now: what the headers say of its packing holds no longer.
                 left = [(k, v) for k, v in answer.headers.items() if k not in ("content-encoding", "content-length")]
-                return httpx.Response(answer.status_code, headers=left, content=content, request=answer.request)
+                return httpx.Response(answer.status_code, headers=left, content=bytes(content), request=answer.request)
         except httpx.TimeoutException as problem:
             raise PlannerError(
                 "the service did not answer in time", where=self.url, hint=f"{_UNREACHABLE_HINT}; it may be busy"

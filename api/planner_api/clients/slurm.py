@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import InputError, MissingExtraError
+from planner.machines.hostlist import expand
 from planner.render.launch_hosts import SLURM_FILE
 from planner.service.machines import MachinesReading, read_text
 from planner.specs.cluster_file import ClusterFile
@@ -78,6 +79,9 @@ def machines(job: JobFile) -> MachinesReading:
     require("sinfo", "scontrol")
     stated = job.stated_machines
     hosts = job.slurm.nodelist or _partition_hosts(job.slurm.partition)
+    if job.slurm.exclude is not None:
+        left_out = set(expand(job.slurm.exclude, f"{WHERE}: slurm.exclude"))
+        hosts = ",".join(host for host in expand(hosts, "sinfo") if host not in left_out)
     text = _said(["scontrol", "show", "node", hosts])
     # Nodes of the partition are counted unless the file says how many of them.
     reading = read_text(text, "slurm", stated.model_copy(update={"gpus": None}), "scontrol show node")

@@ -33,7 +33,7 @@ def _backends() -> list[dict[str, Any]]:
 _LISTS: dict[str, Callable[[str], list[dict[str, Any]]]] = {
     "models": service.list_models,
     "gpus": service.list_gpus,
-    "backends": lambda text: [row for row in _backends() if text.lower() in str(row["name"]).lower()],
+    "backends": lambda text: [row for row in _backends() if text.lower() in str(row["id"]).lower()],
 }
 
 

@@ -83,9 +83,35 @@ def read_job(text: str) -> dict[str, Any]:
         )
     if not isinstance(spec, dict) or not isinstance(metadata, dict):
         raise InputError("the TrainJob has no metadata or no spec", hint="see `kubectl explain trainjob`")
-    if not isinstance(spec.get("trainer") or {}, dict):
-        raise InputError("this is no trainer", where="spec.trainer", hint="see `kubectl explain trainjob.spec.trainer`")
+    check_shapes(job)
     return job
+
+
+def check_shapes(job: dict[str, Any]) -> None:
+    """Refuse a job whose parts that are read here are of another shape than the API's."""
+    mapping, listed = (dict, type(None)), (list, type(None))
+    trainer = job["spec"].get("trainer")
+    resources = trainer.get("resourcesPerNode") if isinstance(trainer, dict) else None
+    parts: dict[str, tuple[Any, tuple[type, ...]]] = {
+        "metadata.annotations": (job["metadata"].get("annotations"), mapping),
+        "spec.trainer": (trainer, mapping),
+        "spec.trainer.resourcesPerNode": (resources, mapping),
+        "spec.runtimePatches": (job["spec"].get("runtimePatches"), listed),
+    }
+    if isinstance(trainer, dict):
+        parts["spec.trainer.env"] = (trainer.get("env"), listed)
+    if isinstance(resources, dict):
+        parts |= {
+            f"spec.trainer.resourcesPerNode.{name}": (resources.get(name), mapping) for name in ("limits", "requests")
+        }
+    for where, (value, allowed) in parts.items():
+        items = value if isinstance(value, list) else []
+        names = value if isinstance(value, dict) else {}
+        fine = isinstance(value, allowed) and all(
+            isinstance(item, dict) and isinstance(item.get("name", ""), str) for item in items
+        )
+        if not fine or not all(isinstance(name, str) for name in names):
+            raise InputError("this part of the TrainJob has another shape", where=where, hint="see `kubectl explain`")
 
 
 def asked_of(job: dict[str, Any]) -> dict[str, str]:
