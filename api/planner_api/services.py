@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 from cachetools import LRUCache
 
+from planner.errors import InputError
 from planner_api.guards.tokens import Gate
 from planner_api.metrics import Metrics
 from planner_api.settings import Settings
@@ -89,16 +91,30 @@ async def running(settings: Settings, metrics: Metrics) -> AsyncIterator[Service
             gate=Gate(tokens, required=settings.tokens_required),
             finished=LRUCache(maxsize=max(settings.cache_bytes, 1), getsizeof=len),
         )
-        await queue.start()
         try:
+            await _start(quick, *([searches] if settings.workers else []))
+            await queue.start()
             async with keep_house(services.plans, services.idempotency, settings.result_lifetime_s):
                 log.info("started", workers=settings.workers, database=database.url.get_backend_name())
                 yield services
         finally:
             services.end()
             await queue.stop(settings.shutdown_grace_s)
-            searches.stop()
-            quick.stop()
+            await searches.stop()
+            await quick.stop()
             log.info("ended")
     finally:
         await database.close()
+
+
+async def _start(*pools: Pool) -> None:
+    try:
+        for pool in pools:
+            await pool.start()
+    except OSError as problem:
+        raise InputError(
+            f"processes for the searches cannot be started: {problem}",
+            where="planner serve",
+            got=f"TMPDIR={tempfile.gettempdir()}",
+            hint="a folder for temporary files needs a short path, and room",
+        ) from problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -26,7 +27,6 @@ _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 def _need_extra() -> None:
     try:
         import fastapi  # noqa: F401
-        import pebble  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as problem:
         raise MissingExtraError(
@@ -96,11 +96,18 @@ def worker(
 async def _work(chosen: Settings) -> None:
     from planner_api.metrics import Metrics
     from planner_api.services import running
+    from planner_api.serving import EXIT_HURRIED
 
     ended = asyncio.Event()
+
+    def told() -> None:
+        if ended.is_set():
+            os._exit(EXIT_HURRIED)
+        ended.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, told)
     async with running(chosen, Metrics()):
         await ended.wait()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 import structlog
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
 
 from planner_api.metrics import Metrics
-from planner_api.problems import ProblemError, problem
+from planner_api.problems import ProblemError
 from planner_api.settings import Settings
-from planner_api.solving.pool import Pool
+from planner_api.solving.pool import LostError, Pool
 from planner_api.solving.tasks import Solved, solve
 from planner_api.storage.plans import PlanStore
 
@@ -24,6 +27,12 @@ BEAT_S = 0.5
 """Between two looks at a running search."""
 KILL_AFTER_S = 10.0
 """A search that goes on so long after its own limit is ended from outside."""
+LONGEST_PAUSE_S = 5.0
+"""Between two attempts to write to a database that is away."""
+AWAY = (OperationalError, InterfaceError, NoConnectionError, OSError)
+"""The database cannot be reached, or cannot write now."""
+
+Answer = TypeVar("Answer")
 
 
 class Completions:
@@ -68,55 +77,90 @@ class Conductor:
 
     async def conduct(self, plan: str) -> None:
         """Work on a plan to its end, unless somebody else does."""
-        question = await self._store.claim(plan, self.worker, self._settings.lost_after_s)
-        if question is None:
-            return
-        started = time.monotonic()
-        log.info("plan started", plan=plan)
-        try:
-            solved = await self._solve(plan, question)
-        except asyncio.CancelledError:
-            # The service ends: the plan waits for the next one.
-            await asyncio.shield(self._store.put_back(plan, self.worker))
-            log.info("plan put back", plan=plan)
-            raise
-        await self._store.finish(
-            plan, self.worker, solved.state, outcome=solved.outcome, problem=solved.problem, result=solved.result
-        )
+        claim = partial(_persist, self._store.claim, plan, self.worker, self._settings.lost_after_s)
+        while (question := await claim()) is not None:
+            started = time.monotonic()
+            log.info("plan started", plan=plan)
+            try:
+                ended = await self._end(plan, await self._solve(plan, question), started)
+            except asyncio.CancelledError:
+                # The service ends: the plan waits for the next one.
+                await asyncio.shield(self._store.put_back(plan, self.worker))
+                log.info("plan put back", plan=plan)
+                raise
+            if ended:
+                return
+
+    async def _end(self, plan: str, solved: Solved | LostError | None, started: float) -> bool:
+        """Record what came out; False where the plan should be taken up again."""
+        if isinstance(solved, LostError):
+            if await _persist(self._store.lose, plan, self.worker):
+                log.warning("solver lost, plan is tried again", plan=plan, why=str(solved))
+                return False
+            solved = Solved("failed", None, problem=solved.problem.model_dump_json())
+        if solved is None:
+            # Cancelled, unless somebody asked for it again meanwhile; or another worker's by now.
+            if await _persist(self._store.end_cancelled, plan, self.worker):
+                solved = Solved("cancelled", None)
+            else:
+                return not await _persist(self._store.put_back, plan, self.worker)
+        elif not await _persist(
+            self._store.finish,
+            plan,
+            self.worker,
+            solved.state,
+            outcome=solved.outcome,
+            problem=solved.problem,
+            result=solved.result,
+        ):
+            log.warning("plan was given to another worker meanwhile", plan=plan)
+            return True
         seconds = time.monotonic() - started
         self._metrics.planned(solved.outcome or solved.state, seconds)
         self._completions.tell(plan)
         log.info("plan ended", plan=plan, state=solved.state, outcome=solved.outcome, seconds=round(seconds, 3))
+        return True
 
-    async def _solve(self, plan: str, question: str) -> Solved:
+    async def _solve(self, plan: str, question: str) -> Solved | LostError | None:
+        """How the search ended; the error where its process was lost; None where this worker should stop."""
         limit_s = self._settings.solve_time_limit_s
-        with tempfile.TemporaryDirectory(prefix="planner-") as folder:
-            progress = Path(folder) / "progress.json"
-            work = asyncio.ensure_future(
-                self._pool.run(solve, plan, question, str(progress), limit_s, limit_s=limit_s + KILL_AFTER_S)
-            )
-            try:
-                return await self._watched(plan, work, progress)
-            except ProblemError as failure:
-                return Solved("failed", None, problem=failure.problem.model_dump_json())
-            except Exception as failure:
-                log.exception("solver failed", plan=plan)
-                told = problem("solver-failed", f"the search raised {type(failure).__name__}")
-                return Solved("failed", None, problem=told.model_dump_json())
-            finally:
-                work.cancel()
+        told: list[str | None] = [None]
 
-    async def _watched(self, plan: str, work: asyncio.Future[Solved], progress: Path) -> Solved:
-        while True:
-            done, _ = await asyncio.wait([work], timeout=BEAT_S)
-            if done:
-                return work.result()
-            if not await self._store.hear(plan, self.worker, _read(progress)):
-                return Solved("cancelled", None)
+        def hear(text: str) -> None:
+            told[0] = text
+
+        work = asyncio.ensure_future(
+            self._pool.run(solve, plan, question, limit_s, limit_s=limit_s + KILL_AFTER_S, hear=hear)
+        )
+        try:
+            while not (await asyncio.wait([work], timeout=BEAT_S))[0]:
+                if not await self._heard(plan, told[0]):
+                    return None
+            return work.result()
+        except LostError as lost:
+            return lost
+        except ProblemError as failure:
+            return Solved("failed", None, problem=failure.problem.model_dump_json())
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _heard(self, plan: str, progress: str | None) -> bool:
+        """Whether to go on; a database that is away for a moment ends no search."""
+        try:
+            return await self._store.hear(plan, self.worker, progress)
+        except AWAY as problem:
+            log.warning("database does not answer", plan=plan, error=str(problem).split("\n")[0])
+            return True
 
 
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except OSError:
-        return None
+async def _persist(change: Callable[..., Awaitable[Answer]], *arguments: object, **values: object) -> Answer:
+    """Make a change, when the database is away as soon as it is back: what was found is not thrown away."""
+    pause = BEAT_S
+    while True:
+        try:
+            return await change(*arguments, **values)
+        except AWAY as problem:
+            log.warning("database does not answer", error=str(problem).split("\n")[0], again_in_s=pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -12,6 +12,7 @@ from typing import Protocol
 import procrastinate
 import structlog
 from procrastinate.exceptions import AlreadyEnqueued
+from procrastinate.jobs import Status
 from sqlalchemy.engine import URL
 
 from planner_api.problems import problem
@@ -22,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 Conduct = Callable[[str], Awaitable[None]]
 QUEUE = "plans"
+AGAIN_S = 1.0
+"""Before a queue that does not answer is asked again."""
 _GIVEN_UP = problem(
     "solver-failed", "two workers in a row were lost with this plan", hint="it may take too much memory: narrow it"
 ).model_dump_json()
@@ -53,8 +56,8 @@ class EmbeddedQueue:
 
     async def start(self) -> None:
         # No other process can be working on anything: what runs was left by one that is gone.
-        await self._store.given_up(0.0, _GIVEN_UP)
-        for plan in await self._store.put_back_lost(0.0):
+        await self._store.given_up(None, _GIVEN_UP)
+        for plan in await self._store.put_back_lost(None):
             self._waiting.put_nowait(plan)
         self._tasks = [asyncio.create_task(self._work(number)) for number in range(self._workers)]
 
@@ -68,6 +71,7 @@ class EmbeddedQueue:
             try:
                 await self._conduct(plan)
             except Exception:
+                # The plan is found at the next start; what failed is not the search, which tells its failures.
                 log.exception("worker failed", plan=plan)
             finally:
                 self._busy.discard(number)
@@ -101,7 +105,8 @@ class PostgresQueue:
                 conninfo=_conninfo(settings.database), max_size=settings.workers + 4
             )
         )
-        self._task = self._app.task(name="plan", queue=QUEUE, pass_context=False)(conduct)
+        self._conduct = conduct
+        self._task = self._app.task(name="plan", queue=QUEUE, pass_context=False)(self._carry)
         self._open = AsyncExitStack()
         self._worker: asyncio.Task[None] | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -109,9 +114,28 @@ class PostgresQueue:
     async def start(self) -> None:
         await self._open.enter_async_context(self._app.open_async())
         if self._settings.workers:
-            silent = self._settings.lost_after_s
-            self._worker = asyncio.create_task(
-                self._app.run_worker_async(
+            self._worker = asyncio.create_task(self._work())
+            self._sweeper = asyncio.create_task(self._sweep())
+
+    async def put(self, plan: str) -> None:
+        with suppress(AlreadyEnqueued):
+            await self._task.configure(queueing_lock=plan).defer_async(plan=plan)
+
+    async def _carry(self, plan: str) -> None:
+        try:
+            await self._conduct(plan)
+        except asyncio.CancelledError:
+            # This worker ends: another one need not wait for the sweep.
+            with suppress(Exception):
+                await asyncio.shield(self.put(plan))
+            raise
+
+    async def _work(self) -> None:
+        """Take plans from the queue; where the database went away, as soon as it is back."""
+        silent = self._settings.lost_after_s
+        while True:
+            try:
+                await self._app.run_worker_async(
                     queues=[QUEUE],
                     concurrency=self._settings.workers,
                     install_signal_handlers=False,
@@ -120,26 +144,31 @@ class PostgresQueue:
                     update_heartbeat_interval=silent / 3,
                     stalled_worker_timeout=silent,
                 )
-            )
-            self._sweeper = asyncio.create_task(self._sweep())
-
-    async def put(self, plan: str) -> None:
-        with suppress(AlreadyEnqueued):
-            await self._task.configure(queueing_lock=plan).defer_async(plan=plan)
+            except Exception as problem:
+                log.warning("the queue does not answer", error=str(problem).split("\n")[0], again_in_s=AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
 
     async def _sweep(self) -> None:
         """Give plans of lost workers to others, and bring plans to the queue that a killed process had no time to."""
         silent = self._settings.lost_after_s
         while True:
             try:
-                for job in await self._app.job_manager.get_stalled_jobs(seconds_since_heartbeat=silent):
-                    await self._app.job_manager.retry_job(job)
-                await self._store.given_up(silent, _GIVEN_UP)
-                for plan in await self._store.put_back_lost(silent):
-                    await self.put(plan)
-            except Exception:
-                log.exception("sweep failed")
+                await self._sweep_once(silent)
+            except Exception as problem:
+                log.warning("sweep failed", error=str(problem).split("\n")[0])
             await asyncio.sleep(silent / 3)
+
+    async def _sweep_once(self, silent: float) -> None:
+        jobs = self._app.job_manager
+        for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=silent):
+            # Whether its plan is done again, the table of plans says.
+            await jobs.finish_job(job, status=Status.ABORTED, delete_job=True)
+        await self._store.given_up(silent, _GIVEN_UP)
+        waiting = await self._store.put_back_lost(silent)
+        queued = {job.queueing_lock for job in await jobs.list_jobs_async(queue=QUEUE, status="todo")}
+        for plan in waiting:
+            if plan not in queued:
+                await self.put(plan)
 
     async def stop(self, grace_s: float) -> None:
         if self._sweeper is not None:

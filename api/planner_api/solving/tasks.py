@@ -5,10 +5,10 @@ Expected failures come back as problems; anything else is raised and ends as a f
 from __future__ import annotations
 
 import json
-import os
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 # Loaded by the helper that processes are forked from, so that no search waits for them.
 import planner.search.engine
@@ -24,8 +24,12 @@ from planner.service.requests import SearchState
 from planner.specs.profile import Profile
 from planner_api.problems import Problem, of_planner_error
 from planner_api.schemas.questions import CheckBody, EstimateBody, PlanBody
+from planner_api.solving.processes import telling
 
 __all__ = ["REPORTS", "Solved", "check", "estimate", "fit", "planner", "render", "report", "section", "solve"]
+
+
+TELL_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -39,15 +43,15 @@ class Solved:
     problem: str | None = None
 
 
-def solve(plan: str, question: str, progress: str, limit_s: float) -> Solved:
-    """Search for the best plan; ``progress`` names the file in which the state is told."""
+def solve(plan: str, question: str, limit_s: float) -> Solved:
+    """Search for the best plan; how far it is, is told as JSON."""
     content = json.loads(question)
     body = PlanBody.model_validate_json(json.dumps(content["body"]))
     profile = None if content["profile"] is None else Profile.model_validate_json(json.dumps(content["profile"]))
     request = body.asked(profile, limit_s)
     request = replace(request, time_limit_s=request.time_limit_s or limit_s)
     try:
-        document = service.suggest(request, _Teller(Path(progress)))
+        document = service.suggest(request, _Teller())
     except (InfeasibleError, TimeLimitError) as problem:
         outcome = "infeasible" if isinstance(problem, InfeasibleError) else "time-limit"
         return Solved("succeeded", outcome, problem=of_planner_error(problem).model_dump_json())
@@ -59,19 +63,18 @@ def solve(plan: str, question: str, progress: str, limit_s: float) -> Solved:
 
 
 class _Teller:
-    """Writes the state of a search where the service looks, whole or not at all."""
+    """Tells the state of a search whenever it has changed, but no faster than anybody looks."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.told: SearchState | None = None
+        self.told_at = -math.inf
 
     def __call__(self, state: SearchState) -> None:
-        if state == self.told:
+        now = time.monotonic()
+        if state == self.told or now - self.told_at < TELL_EVERY_S:
             return
-        self.told = state
-        aside = self.path.with_suffix(".new")
-        aside.write_text(json.dumps({"text": str(state), **asdict(state)}))
-        os.replace(aside, self.path)
+        self.told, self.told_at = state, now
+        telling(json.dumps({"text": str(state), **asdict(state)}))
 
 
 def estimate(body: str, profile: str | None) -> str | Problem:

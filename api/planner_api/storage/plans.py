@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, delete, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from planner_api.storage.database import Database
@@ -59,6 +59,8 @@ class PlanStore:
         async with self._database.begin() as db:
             known = (await db.execute(select(*_STATUS).where(plans.c.id == plan))).first()
             if known is not None and known.state not in ("failed", "cancelled"):
+                # Whoever cancelled it a moment ago did not know that somebody still wants it.
+                await db.execute(update(plans).where(plans.c.id == plan, plans.c.cancel).values(cancel=False))
                 return _row(known), False
             waiting = await db.scalar(select(func.count()).where(plans.c.state == "queued"))
             if waiting is not None and waiting >= queue_limit:
@@ -84,10 +86,10 @@ class PlanStore:
     async def claim(self, plan: str, worker: str, lost_after_s: float) -> str | None:
         """Start work on a plan that waits, or whose worker has been silent: its question, or None."""
         now = time.time()
-        lost = and_(plans.c.state == "running", plans.c.heard_at < now - lost_after_s)
+        free = or_(plans.c.state == "queued", _lost(lost_after_s))
         claimed = (
             update(plans)
-            .where(plans.c.id == plan, or_(plans.c.state == "queued", lost), plans.c.attempts < MAX_ATTEMPTS)
+            .where(plans.c.id == plan, free, plans.c.attempts < MAX_ATTEMPTS)
             .values(
                 state="running", attempts=plans.c.attempts + 1, started_at=now, heard_at=now, worker=worker,
                 progress=None, cancel=False,
@@ -120,34 +122,43 @@ class PlanStore:
     ) -> bool:
         """The end of a plan, as far as it is still this worker's."""
         mine = and_(plans.c.id == plan, plans.c.worker == worker, plans.c.state == "running")
-        values = {"state": state, "outcome": outcome, "problem": problem, "result": result, "finished_at": time.time()}
-        async with self._database.begin() as db:
-            done = await db.execute(update(plans).where(mine).values(**values))
-        return bool(done.rowcount == 1)
+        return await self._change(
+            mine, state=state, outcome=outcome, problem=problem, result=result, finished_at=time.time()
+        )
 
-    async def put_back(self, plan: str, worker: str) -> None:
+    async def end_cancelled(self, plan: str, worker: str) -> bool:
+        """The end of a plan that was cancelled, unless it was asked for again before its worker had stopped."""
+        mine = and_(plans.c.id == plan, plans.c.worker == worker, plans.c.state == "running", plans.c.cancel)
+        return await self._change(mine, state="cancelled", finished_at=time.time())
+
+    async def put_back(self, plan: str, worker: str) -> bool:
         """Leave an unfinished plan to another worker, or to this one after a restart; it does not count as an
         attempt."""
         mine = and_(plans.c.id == plan, plans.c.worker == worker, plans.c.state == "running")
-        back = update(plans).where(mine).values(state="queued", attempts=plans.c.attempts - 1, worker=None)
-        async with self._database.begin() as db:
-            await db.execute(back)
+        return await self._change(mine, state="queued", attempts=plans.c.attempts - 1, worker=None)
 
-    async def put_back_lost(self, lost_after_s: float) -> list[str]:
-        """Every running plan whose worker is silent for so long waits again; ids of all plans that wait."""
-        lost = and_(plans.c.state == "running", plans.c.heard_at <= time.time() - lost_after_s)
+    async def lose(self, plan: str, worker: str) -> bool:
+        """The solver process was lost: the plan waits again; False where that was its last attempt."""
+        mine = and_(plans.c.id == plan, plans.c.worker == worker, plans.c.state == "running")
+        return await self._change(and_(mine, plans.c.attempts < MAX_ATTEMPTS), state="queued", worker=None)
+
+    async def _change(self, where: ColumnElement[bool], **values: Any) -> bool:
+        async with self._database.begin() as db:
+            done = await db.execute(update(plans).where(where).values(**values))
+        return bool(done.rowcount == 1)
+
+    async def put_back_lost(self, lost_after_s: float | None) -> list[str]:
+        """Every running plan whose worker is silent for so long (None: every one) waits again; ids of all plans that
+        wait."""
+        lost = _lost(lost_after_s)
         async with self._database.begin() as db:
             await db.execute(update(plans).where(lost, plans.c.attempts < MAX_ATTEMPTS).values(state="queued"))
             waiting = select(plans.c.id).where(plans.c.state == "queued").order_by(plans.c.created_at)
             return list((await db.execute(waiting)).scalars())
 
-    async def given_up(self, lost_after_s: float, problem: str) -> int:
+    async def given_up(self, lost_after_s: float | None, problem: str) -> int:
         """Plans whose second worker was lost, too, have failed; how many."""
-        lost = and_(
-            plans.c.state.in_(("running", "queued")),
-            or_(plans.c.state == "queued", plans.c.heard_at <= time.time() - lost_after_s),
-            plans.c.attempts >= MAX_ATTEMPTS,
-        )
+        lost = and_(or_(plans.c.state == "queued", _lost(lost_after_s)), plans.c.attempts >= MAX_ATTEMPTS)
         ended = update(plans).where(lost).values(state="failed", problem=problem, finished_at=time.time())
         async with self._database.begin() as db:
             return int((await db.execute(ended)).rowcount)
@@ -201,6 +212,11 @@ class PlanStore:
         old = and_(plans.c.state.in_(FINISHED), plans.c.finished_at < time.time() - older_than_s)
         async with self._database.begin() as db:
             return int((await db.execute(delete(plans).where(old))).rowcount)
+
+
+def _lost(after_s: float | None) -> ColumnElement[bool]:
+    running = plans.c.state == "running"
+    return running if after_s is None else and_(running, plans.c.heard_at <= time.time() - after_s)
 
 
 def _row(row: Row[Any]) -> PlanRow:

@@ -1,0 +1,1 @@
+"""The service as processes: nothing is lost, nothing is done twice, limits hold."""
