@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+from functools import partial
 
 import pytest
 
-from tests.service.processes import Place, busiest, children, lives, long_question, quick_question, until
+from tests.service.processes import Place, Running, busiest, children, lives, long_question, quick_question, until
 
 PLANS = 12
+
+
+def _searching(service: Running, plan: str, attempt: int) -> bool:
+    known = service.plan(plan)
+    return known["attempts"] == attempt and known["progress"] is not None
 
 
 def test_killed_service_loses_no_accepted_plan(place: Place) -> None:
@@ -49,7 +55,7 @@ def test_killed_solver_is_tried_again_once(place: Place) -> None:
     service = place.serve()
     plan = service.ask(long_question()).json()["id"]
     for attempt in (1, 2):
-        until(lambda a=attempt: service.plan(plan)["attempts"] == a and service.plan(plan)["progress"], "no search")  # type: ignore[misc]
+        until(partial(_searching, service, plan, attempt), "no search")
         os.kill(busiest(service.children()), signal.SIGKILL)
     ended = service.ended(plan)
     assert (ended["state"], ended["attempts"]) == ("failed", 2)
@@ -94,7 +100,7 @@ def test_end_gives_searches_time(place: Place, number: int) -> None:
     left = service.children()
     service.signal(number)
     assert service.process.wait(60) == 0
-    assert not any(lives(pid) for pid in left)
+    until(lambda: not any(lives(pid) for pid in left), "processes are left")
     service.start()
     ended = [service.ended(plan) for plan in (first, *rest)]
     assert {(plan["state"], plan["attempts"]) for plan in ended} == {("succeeded", 1)}
