@@ -20,6 +20,7 @@ TITLES: Mapping[str, tuple[int, str]] = {
     "bad-request": (400, "The request cannot be read"),
     "no-token": (401, "A token is needed"),
     "wrong-scope": (403, "The token does not allow this"),
+    "foreign-page": (403, "Another site may not do this"),
     "not-found": (404, "There is nothing here"),
     "method-not-allowed": (405, "The method is not supported here"),
     "not-acceptable": (406, "No such representation"),
