@@ -69,6 +69,12 @@
       field.closest("details")?.setAttribute("open", "");
     }
   };
+  // Addresses hold what was filled in, nothing else.
+  document.addEventListener("htmx:configRequest", (event) => {
+    const {parameters} = event.detail;
+    for (const name of Object.keys(parameters)) if (parameters[name] === "") delete parameters[name];
+  });
+
   document.addEventListener("htmx:load", (event) => { follow(event.detail.elt); tell(); });
   follow(document);
   tell();
