@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,10 +22,12 @@ ANSWERS: tuple[type[BaseModel], ...] = (PlanDocument, PlanJob, CheckReport, Prob
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def body(model: type[BaseModel]) -> dict[str, Any]:
+def body(model: type[BaseModel], example: dict[str, Any] | None = None) -> dict[str, Any]:
     """``openapi_extra`` of a route that reads its body by itself."""
-    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    content: dict[str, Any] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
+    if example is not None:
+        content["example"] = example
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def answer(model: type[BaseModel], description: str, **headers: str) -> dict[str, Any]:
@@ -73,3 +77,15 @@ _DESCRIPTION = (
     "to look. Whatever goes wrong is answered as `application/problem+json` with a hint. The same question has the "
     "same id, whoever asks."
 )
+
+
+def text() -> str:
+    """The description as it is committed in ``api/openapi.json``."""
+    from planner_api.app import create_app  # the app's routes import this module
+
+    # The server's version is no part of the interface.
+    return json.dumps(create_app().openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
