@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from planner.errors import PlannerError
 from planner.report.html import static_dir
@@ -98,4 +99,13 @@ def _handle_problems(app: FastAPI) -> None:
         code = _OF_STATUS.get(error.status_code, "bad-request")
         detail = f"{request.method} {request.url.path[:200]}" if code != "bad-request" else str(error.detail)[:200]
         hint = "the routes are listed in /openapi.json" if code in ("not-found", "method-not-allowed") else None
-        return problem_response(problem(code, detail, hint=hint), error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(sorted(_methods(request)))
+        return problem_response(problem(code, detail, hint=hint), headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """Every method of the address; the framework names those of its first route only."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()}
