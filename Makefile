@@ -39,7 +39,7 @@ accuracy: $(BIN)/.installed
 	$(BIN)/python -m planner.accuracy.comparison.document
 
 clean:
-	rm -rf .venv .venv-parsers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-parsers .venv-client build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # Fits the published constants to the public runs again; writes them, the ranges and the validation.
 fit: $(BIN)/.installed

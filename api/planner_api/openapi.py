@@ -14,11 +14,23 @@ from pydantic.json_schema import models_json_schema
 from planner.specs.check import CheckReport
 from planner.specs.plan import PlanDocument
 from planner_api.problems import MEDIA_TYPE, TITLES, Problem
-from planner_api.schemas.answers import PlanJob
+from planner_api.schemas.answers import (
+    ArtifactList,
+    CatalogPage,
+    Health,
+    MeasurementList,
+    MeasurementsTaken,
+    PlanJob,
+    PlanList,
+    Readiness,
+)
 from planner_api.schemas.questions import CheckBody, EstimateBody, MeasurementsBody, PlanBody
 
 BODIES: tuple[type[BaseModel], ...] = (PlanBody, EstimateBody, CheckBody, MeasurementsBody)
-ANSWERS: tuple[type[BaseModel], ...] = (PlanDocument, PlanJob, CheckReport, Problem)
+ANSWERS: tuple[type[BaseModel], ...] = (
+    *(PlanDocument, PlanJob, PlanList, CheckReport, ArtifactList, CatalogPage, MeasurementList, MeasurementsTaken),
+    *(Health, Readiness, Problem),
+)
 _REFERENCE = "#/components/schemas/{model}"
 
 

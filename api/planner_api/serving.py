@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
-from types import FrameType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 import uvicorn
@@ -20,16 +23,34 @@ from planner_api.settings import Settings
 log = structlog.get_logger(__name__)
 
 
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
+EXIT_HURRIED = 130
+"""Of a service that was told twice to end."""
+
+
 class _Server(uvicorn.Server):
-    """Tells the services at the first signal, so that requests that wait for a plan are answered."""
+    """Ends with its services at the first signal, and at once at the second: what is lost then is found at the next
+    start."""
 
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
         self._services = services
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises the signal again when it has ended, and searches would have no grace."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._told_to_end)
+        yield
+
+    def _told_to_end(self) -> None:
+        if self.should_exit:
+            os._exit(EXIT_HURRIED)
+        log.info("ending", grace_s=self._services.settings.shutdown_grace_s)
         self._services.end()
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
 
 def run(settings: Settings) -> None:
@@ -66,6 +87,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG)
     except OSError as problem:
         raise InputError(
             f"the service cannot listen here: {problem.strerror or problem}",

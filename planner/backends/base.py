@@ -318,6 +318,8 @@ class Habits:
     """Kernels that give the same bits every time, which take larger workspaces."""
     interleaving_group: int | None = None
     """Micro-batches that pass one chunk before the next begins (interleaved schedule); None: as many as stages."""
+    equal_rounds: bool = False
+    """Micro-batches that the stages do not divide pass in equal rounds of more, not in a smaller last one."""
     eager_copies: bool = False
     """Unfused blocks save a tensor on both sides of an elementwise step: queries, keys and values of the rotary
     embedding, the attention output of its change of layout, the activation of its product with the gate."""

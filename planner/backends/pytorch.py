@@ -72,6 +72,8 @@ class PyTorch(Fsdp):
         keeps_logits=True,
         even_in_flight=True,
         weight_gradients_wait=True,
+        # ScheduleInterleaved1F1B there: microbatches_per_round.
+        equal_rounds=True,
     )
     layer_buffers = frozenset({"gathered blocks", "unsharded gradients"})
 

@@ -58,6 +58,8 @@ class Torchtitan(Fsdp):
         loss_bytes_per_logit=loss_bytes,
         # torchtitan/distributed/context_parallel/api.py: FlexAttention gathers keys and values before it starts.
         context_parallel_comm="all-gather",
+        # torch/distributed/pipelining/schedules.py, ScheduleInterleaved1F1B: microbatches_per_round.
+        equal_rounds=True,
     )
 
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:

@@ -81,12 +81,11 @@ def in_flight(work: Work, pp: int) -> FloatArray:
 
 def interleaving_group(work: Work) -> FloatArray:
     """(N,) micro-batches that a rank takes through one chunk before it turns to the next: what the framework is told,
-    or equal rounds of p at least (p exactly in Megatron-LM, which asks for a multiple; torch.distributed.pipelining
-    divides what there is)."""
-    told = work.context.backend.habits.interleaving_group
-    if told is not None:
-        return np.full(len(work.batch), float(told))
-    return np.asarray(work.micro_batches // np.maximum(work.micro_batches // work.batch.pp, 1.0))
+    p, or what equal rounds of at least p come to."""
+    habits, m, pp = work.context.backend.habits, work.micro_batches, work.batch.pp
+    if habits.equal_rounds:
+        return np.asarray(m // np.maximum(m // pp, 1.0))
+    return np.asarray(habits.interleaving_group or pp, dtype=float) + work.zeros()
 
 
 def waiting_weight_gradients(work: Work, pp: int) -> FloatArray:

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from planner_api.settings import Settings
 
 from planner import __version__
+from planner_api.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -43,7 +43,8 @@ def read(name: str) -> str:
 def size(text: str) -> int:
     """Bytes of a quantity as Kubernetes (`7Gi`) or compose (`4g`) writes it."""
     number, unit = re.fullmatch(r"(\d+)([MG]i|[mg])", text).groups()  # type: ignore[union-attr]
-    return int(number) * 1024 ** {"m": 2, "g": 3}[unit[0].lower()]
+    scale: int = 1024 ** {"m": 2, "g": 3}[unit[0].lower()]
+    return int(number) * scale
 
 
 def seconds(text: str) -> int:
@@ -155,7 +156,8 @@ def test_variables_are_settings(container: Container) -> None:
     assert "PLANNER_DATABASE_URL" in ours
     assert {name.removeprefix("PLANNER_").lower() for name in ours} <= set(Settings.model_fields)
     plain = {name: re.sub(r"\$\{\w+:[?-](.*?)\}", r"\1", value) for name, value in ours.items() if value}
-    assert Settings(**{name.removeprefix("PLANNER_").lower(): value for name, value in plain.items()}).port == PORT
+    given = {name.removeprefix("PLANNER_").lower(): value for name, value in plain.items()}
+    assert Settings.model_validate(given).port == PORT
 
 
 def test_variables_elsewhere_are_settings() -> None:
@@ -254,6 +256,7 @@ def test_kubernetes_would_not_set_our_port() -> None:
 async def answers(settings: Settings, probes: list[dict[str, Any]]) -> list[int]:
     """The status that the service gives to each probe."""
     import httpx
+
     from planner_api.app import create_app
 
     app = create_app(settings)

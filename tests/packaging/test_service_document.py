@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from planner_api.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,6 +14,7 @@ from planner.backends import get_backend
 from planner.catalog import load_accelerator, load_system
 from planner.cost.layers import recompute_s
 from planner.cost.params import layer_matrices
+from planner.cost.schedules import one_forward_one_backward, simulate
 from planner.units import GB
 from tests.reference.tutorial import (
     SEVEN_B,
@@ -25,7 +26,7 @@ from tests.reference.tutorial import (
     states_per_param,
 )
 from tests.strategies import estimated, machines, names, priced, question, step_of, under
-from tests.unit.test_pipeline import closed_form, one_forward_one_backward, simulate, split
+from tests.unit.test_pipeline import closed_form, split
 
 # --- 3. Data parallelism
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 
@@ -28,11 +29,11 @@ def on_titan() -> PlanDocument:
 
 
 @pytest.mark.parametrize("document", [piped, experts, on_titan], ids=lambda case: case.__name__)
-def test_groups_are_those_of_the_grids(document: object) -> None:
+def test_groups_are_those_of_the_grids(document: Callable[[], PlanDocument]) -> None:
     """Two drawn ranks have the same number exactly if the framework's grid puts them into one group."""
-    plan_document = document()  # type: ignore[operator]
+    plan_document = document()
     topology = pictures(plan_document).topology
-    grids = {axis.name: grid for grid in reversed(rank_grids(plan_document)) for axis in grid.axes}
+    grids = {axis.name: grid for grid in reversed(rank_grids(plan_document, plan_document.best)) for axis in grid.axes}
     drawn: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for node in place_map(topology).nodes:
         for cell in node.cells:

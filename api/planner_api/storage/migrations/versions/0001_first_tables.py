@@ -57,8 +57,11 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Float, nullable=False),
     )
     if op.get_bind().dialect.name == "postgresql":
-        # Without parameters the driver passes several statements, and percent signs, as they are.
-        op.get_bind().exec_driver_sql(SchemaManager.get_schema())
+        # Only without parameters does the driver pass several statements, and percent signs, as they are; SQLAlchemy
+        # itself always passes some.
+        cursor = op.get_bind().connection.cursor()
+        cursor.execute(SchemaManager.get_schema())
+        cursor.close()
 
 
 def downgrade() -> None:

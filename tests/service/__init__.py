@@ -1,0 +1,1 @@
+"""The service as processes: killed, restarted, several at once, ended."""
