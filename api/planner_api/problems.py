@@ -115,7 +115,7 @@ def of_planner_error(error: PlannerError) -> Problem:
     """An error of the library."""
     code = error.code if error.code in TITLES else "internal-error"
     detail = in_fields(error.message)
-    if error.got is not None:
+    if error.got is not None and error.got not in detail:
         detail += f" (got {error.got})"
     pointer = None if error.where is None else pointer_of(error.where)
     return problem(
