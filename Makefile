@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: check format test parsers coverage accuracy fit clean
+.PHONY: check format test parsers coverage accuracy fit openapi clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -39,8 +39,12 @@ accuracy: $(BIN)/.installed
 	$(BIN)/python -m planner.accuracy.comparison.document
 
 clean:
-	rm -rf .venv .venv-parsers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-parsers .venv-client build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 
 # Fits the published constants to the public runs again; writes them, the ranges and the validation.
 fit: $(BIN)/.installed
 	$(BIN)/python -m planner.accuracy.fits.refit
+
+# Rewrites the committed description of the API, with which a test compares.
+openapi: $(BIN)/.installed
+	$(BIN)/python -m planner_api.openapi > api/openapi.json

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Match
 
 from planner.errors import PlannerError
 from planner.report.html import static_dir
@@ -18,10 +18,12 @@ from planner_api import openapi
 from planner_api.guards.answers import problem_response
 from planner_api.guards.bodies import BodyGuard
 from planner_api.guards.hosts import HostGuard
+from planner_api.guards.origins import OriginGuard
 from planner_api.guards.rates import RateGuard, parsed_limit
 from planner_api.guards.requests import RequestGuard
 from planner_api.metrics import Metrics
 from planner_api.page import routes as page
+from planner_api.page.sending import KeptFiles, PagePacker, page_dir
 from planner_api.problems import ProblemError, of_planner_error, of_validation, problem
 from planner_api.routes import artifacts, catalog, checks, estimates, health, measurements, plans
 from planner_api.services import running
@@ -56,13 +58,15 @@ def create_app(settings: Settings | None = None, metrics: Metrics | None = None)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     for module in ROUTERS:
         app.include_router(module.router)
-    app.mount("/static/report", StaticFiles(directory=static_dir()))
-    app.mount("/static/page", StaticFiles(packages=[("planner_api.page", "static")]))
+    app.mount("/static/report", KeptFiles(directory=static_dir()))
+    app.mount("/static/page", KeptFiles(directory=page_dir()))
     _handle_problems(app)
     # The last one added is the outermost.
+    app.add_middleware(PagePacker)
     app.add_middleware(BodyGuard, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
     if limit is not None:
         app.add_middleware(RateGuard, limit=limit)
+    app.add_middleware(OriginGuard)
     app.add_middleware(HostGuard, names=settings.hosts)
     app.add_middleware(RequestGuard, metrics=metrics)
     return app
@@ -95,4 +99,13 @@ def _handle_problems(app: FastAPI) -> None:
         code = _OF_STATUS.get(error.status_code, "bad-request")
         detail = f"{request.method} {request.url.path[:200]}" if code != "bad-request" else str(error.detail)[:200]
         hint = "the routes are listed in /openapi.json" if code in ("not-found", "method-not-allowed") else None
-        return problem_response(problem(code, detail, hint=hint), error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(sorted(_methods(request)))
+        return problem_response(problem(code, detail, hint=hint), headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """Every method of the address; the framework names those of its first route only."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,18 +14,32 @@ from pydantic.json_schema import models_json_schema
 from planner.specs.check import CheckReport
 from planner.specs.plan import PlanDocument
 from planner_api.problems import MEDIA_TYPE, TITLES, Problem
-from planner_api.schemas.answers import PlanJob
+from planner_api.schemas.answers import (
+    ArtifactList,
+    CatalogPage,
+    Health,
+    MeasurementList,
+    MeasurementsTaken,
+    PlanJob,
+    PlanList,
+    Readiness,
+)
 from planner_api.schemas.questions import CheckBody, EstimateBody, MeasurementsBody, PlanBody
 
 BODIES: tuple[type[BaseModel], ...] = (PlanBody, EstimateBody, CheckBody, MeasurementsBody)
-ANSWERS: tuple[type[BaseModel], ...] = (PlanDocument, PlanJob, CheckReport, Problem)
+ANSWERS: tuple[type[BaseModel], ...] = (
+    *(PlanDocument, PlanJob, PlanList, CheckReport, ArtifactList, CatalogPage, MeasurementList, MeasurementsTaken),
+    *(Health, Readiness, Problem),
+)
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def body(model: type[BaseModel]) -> dict[str, Any]:
+def body(model: type[BaseModel], example: dict[str, Any] | None = None) -> dict[str, Any]:
     """``openapi_extra`` of a route that reads its body by itself."""
-    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    content: dict[str, Any] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
+    if example is not None:
+        content["example"] = example
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def answer(model: type[BaseModel], description: str, **headers: str) -> dict[str, Any]:
@@ -73,3 +89,15 @@ _DESCRIPTION = (
     "to look. Whatever goes wrong is answered as `application/problem+json` with a hint. The same question has the "
     "same id, whoever asks."
 )
+
+
+def text() -> str:
+    """The description as it is committed in ``api/openapi.json``."""
+    from planner_api.app import create_app  # the app's routes import this module
+
+    # The server's version is no part of the interface.
+    return json.dumps(create_app().openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

@@ -20,6 +20,7 @@ TITLES: Mapping[str, tuple[int, str]] = {
     "bad-request": (400, "The request cannot be read"),
     "no-token": (401, "A token is needed"),
     "wrong-scope": (403, "The token does not allow this"),
+    "foreign-page": (403, "Another site may not do this"),
     "not-found": (404, "There is nothing here"),
     "method-not-allowed": (405, "The method is not supported here"),
     "not-acceptable": (406, "No such representation"),
@@ -114,7 +115,7 @@ def of_planner_error(error: PlannerError) -> Problem:
     """An error of the library."""
     code = error.code if error.code in TITLES else "internal-error"
     detail = in_fields(error.message)
-    if error.got is not None:
+    if error.got is not None and error.got not in detail:
         detail += f" (got {error.got})"
     pointer = None if error.where is None else pointer_of(error.where)
     return problem(
@@ -180,6 +181,8 @@ _FIELDS = {
 }
 """Option of the command line -> field of a body."""
 _OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?: (?!--)([\w.:+=/-]+))?")
+_NAMES = {"model": "/model", "accelerator": "/cluster/gpu", "system": "/cluster/system"}
+"""What the catalogue calls a name that it does not have -> field of a body."""
 _PLACES = ("model.", "cluster.", "job.", "strategy.")
 
 
@@ -189,6 +192,8 @@ def pointer_of(where: str) -> str | None:
     if found is not None:
         pointer = _FIELDS.get(found[1])
         return f"/pins/{found[2]}" if found[1] == "pin" and found[2] else pointer
+    if where in _NAMES:
+        return _NAMES[where]
     if where.startswith(_PLACES):
         return "/" + where.replace(": ", ".").replace(".", "/")
     return None

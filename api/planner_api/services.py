@@ -49,8 +49,8 @@ class Services:
     """Plans that were asked for lately: id -> the answer's body."""
     rendered: LRUCache[tuple[str, int, str], dict[str, str]] = field(default_factory=lambda: LRUCache(maxsize=64))
     """(plan, rank, launcher) -> files."""
-    sections: LRUCache[str, str] = field(default_factory=lambda: LRUCache(maxsize=64))
-    """Plans as parts of the page."""
+    sections: LRUCache[tuple[str, int], str] = field(default_factory=lambda: LRUCache(maxsize=64))
+    """(plan, rank) -> the part of the page."""
     ending: bool = False
 
     def end(self) -> None:

@@ -23,6 +23,8 @@ from planner_api.settings import Settings
 log = structlog.get_logger(__name__)
 
 
+BACKLOG = 2048
+"""Connections that may wait to be taken."""
 EXIT_HURRIED = 130
 """Of a service that was told twice to end."""
 
@@ -85,6 +87,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG)
     except OSError as problem:
         raise InputError(
             f"the service cannot listen here: {problem.strerror or problem}",

@@ -44,7 +44,7 @@ def asked(
     folder: Path, url: str, *comments: str, more: str = "", **settings: str
 ) -> tuple[list[str], list[dict[str, str]]]:
     """What sbatch said to each comment, and the jobs that Slurm then had, by field."""
-    variables = {"PLANNER_URL": url, "JOB_SUBMIT_LUA": str(EXAMPLE), "MORE": more, **settings}
+    variables = {"PLANNER_URL": url, "JOB_SUBMIT_LUA": str(EXAMPLE), "MORE": more, "PLANNER_WAIT_S": "60", **settings}
     printed = inside_slurm(folder, variables, *BESIDE, "bash", "-c", SUBMIT, "submit", *comments)
     said = re.findall(r"^SAID (.*)$", printed, re.MULTILINE)
     assert len(said) == len(comments), printed

@@ -162,7 +162,7 @@ def test_out_of_memory(tmp_path: Path) -> None:
 
 def test_a_full_disk_under_the_workers() -> None:
     """Results that cannot be written are a failure that says so."""
-    made = run(planned(gpus=2), Options(check_gradients=False), command=limited("-f 1"))
+    made = run(planned(gpus=2), Options(check_gradients=False), command=limited("-f 2"))
     assert made.verdict == "failed"
     assert any("File too large" in f"{each.message}{each.details}" for each in made.failures)
 

@@ -41,8 +41,24 @@ _PLACES = {
     "backend": "/backend",
     "pins": "/pins",
 }
+LABELS = {
+    "model": "Model", "config": "A model of your own", "gpu": "GPU", "gpus": "Number of GPUs",
+    "gpus_per_node": "GPUs of a node", "nic_gbps": "Rate of a NIC", "price": "Price of a GPU-hour",
+    "seq_len": "Sequence length", "global_batch": "Global batch", "precision": "Precision",
+    "objective": "Find the plan with", "memory_margin": "GPU memory kept free", "backend": "Framework", "pins": "Keep",
+}  # fmt: skip
 _HUGGING_FACE = ("model_type", "architectures", "num_hidden_layers", "n_layer", "dim")
 """One of these stands in every config.json; dimensions have ``layers``."""
+
+
+def _short(text: str) -> str:
+    """A pasted JSON without its blanks, so that links stay short; never much more than a field may have."""
+    if text.startswith("{"):
+        try:
+            text = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return text[: LONGEST + 1]
+    return text[: LONGEST + 1]
 
 
 @dataclass(frozen=True)
@@ -53,13 +69,17 @@ class Form:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Form:
-        given = {name: query[name].strip()[:LONGEST] for name in FIELDS if query.get(name, "").strip()}
+        given = {name: _short(query[name].strip()) for name in FIELDS if query.get(name, "").strip()}
         return cls(given)
 
     @property
     def asks(self) -> bool:
         """Whether there is enough to ask."""
         return ("model" in self.values or "config" in self.values) and "gpu" in self.values
+
+    @property
+    def too_long(self) -> bool:
+        return len(self["config"]) > LONGEST
 
     def __getitem__(self, name: str) -> str:
         return self.values.get(name, "")
@@ -149,7 +169,7 @@ def as_form(body: Mapping[str, Any]) -> Form:
     if isinstance(model, str):
         values["model"] = model
     else:
-        values["config"] = json.dumps(model.get("config") or model.get("dimensions"), indent=1)
+        values["config"] = json.dumps(model.get("config") or model.get("dimensions"))
     values |= {name: cluster.get(name) for name in ("gpu", "gpus", "gpus_per_node", "nic_gbps")}
     values["price"] = cluster.get("price_usd_per_gpu_hour")
     values |= {name: job.get(name) for name in ("seq_len", "global_batch", "precision")}

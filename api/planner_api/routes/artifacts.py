@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import mimetypes
 import tarfile
 from typing import Annotated
 from urllib.parse import quote, urlencode
@@ -91,7 +90,7 @@ async def archive(
     response_model=None,
     responses={
         **problems(404, 409),
-        200: {"description": "The file.", "content": {"text/plain": {}, "application/json": {}}},
+        200: {"description": "The file.", "content": {kind: {} for kind in sorted({*_TEXTS.values(), "text/plain"})}},
         304: {"description": "It is what the client has."},
     },
 )
@@ -134,7 +133,7 @@ async def files_of(plan: str, rank: int, launcher: str, served: Services) -> dic
 
 def media_type(name: str) -> str:
     suffix = "." + name.rpartition(".")[2]
-    return _TEXTS.get(suffix) or mimetypes.guess_type(name)[0] or "text/plain"
+    return _TEXTS.get(suffix, "text/plain")
 
 
 def packed(files: dict[str, str], folder: str) -> bytes:

@@ -13,11 +13,16 @@ from planner_api.schemas.questions import CheckBody
 from planner_api.solving import tasks
 
 router = APIRouter(prefix="/v1/checks", tags=["checks"])
+_EXAMPLE = {
+    "files": {"ds_config.json": '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}'},
+    "model": "8b",
+    "cluster": {"gpu": "h100", "gpus": 8},
+}
 
 
 @router.post(
     "",
-    openapi_extra=body(CheckBody),
+    openapi_extra=body(CheckBody, _EXAMPLE),
     response_model=None,
     responses={**problems(415), 200: answer(CheckReport, "What is wrong with it, whether it fits, what would help.")},
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar, cast
 
@@ -29,6 +30,8 @@ def _caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
     return admit
 
 
+_IDENTIFIER = re.compile(r"[0-9a-f]{64}")
+_CREATED = re.compile(r"\d{1,12}(\.\d{1,12})?")
 Served = Annotated[Services, Depends(services_of)]
 Reader = Annotated[Caller, Depends(_caller("read"))]
 Asker = Annotated[Caller, Depends(_caller("plan"))]
@@ -63,6 +66,8 @@ def read_cursor(text: str | None) -> tuple[float, str] | None:
         return None
     try:
         created, _, identifier = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().partition(" ")
+        if not _CREATED.fullmatch(created) or not _IDENTIFIER.fullmatch(identifier):
+            raise ValueError(text)
         return float(created), identifier
     except (binascii.Error, UnicodeError, ValueError):
         told = FieldProblem(pointer="after", detail="this is no place in a list")

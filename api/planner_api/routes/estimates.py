@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/estimates", tags=["estimates"])
 
 @router.post(
     "",
-    openapi_extra=body(EstimateBody),
+    openapi_extra=body(EstimateBody, {"model": "8b", "cluster": {"gpu": "h100", "gpus": 8}, "strategy": {"tp": 2}}),
     response_model=None,
     responses={**problems(415), 200: answer(PlanDocument, "Step time and memory, and whether it fits.")},
 )

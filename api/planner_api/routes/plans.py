@@ -45,7 +45,7 @@ Key = Annotated[
 
 @router.post(
     "",
-    openapi_extra=body(PlanBody),
+    openapi_extra=body(PlanBody, {"model": "70b", "cluster": {"gpu": "h100", "gpus": 128}}),
     response_model=None,
     responses={
         **problems(409, 415),

@@ -85,11 +85,18 @@ class Conductor:
                 ended = await self._end(plan, await self._solve(plan, question), started)
             except asyncio.CancelledError:
                 # The service ends: the plan waits for the next one.
-                await asyncio.shield(self._store.put_back(plan, self.worker))
-                log.info("plan put back", plan=plan)
+                await asyncio.shield(self._leave(plan))
                 raise
             if ended:
                 return
+
+    async def _leave(self, plan: str) -> None:
+        try:
+            await self._store.put_back(plan, self.worker)
+            log.info("plan put back", plan=plan)
+        except AWAY as problem:
+            # It is found by its silence; only the attempt counts.
+            log.warning("plan not put back", plan=plan, error=str(problem).split("\n")[0])
 
     async def _end(self, plan: str, solved: Solved | LostError | None, started: float) -> bool:
         """Record what came out; False where the plan should be taken up again."""

@@ -115,9 +115,15 @@ def render(document: str, rank: int, launcher: str) -> Mapping[str, str] | Probl
         return of_planner_error(problem)
 
 
-def section(document: str, actions: str) -> str:
-    """A plan as a part of the page; ``actions`` is HTML that follows the verdict."""
-    return str(plan_section(read_plan(document, "plan"), actions=actions))
+def section(document: str, actions: str, rank: int = 1) -> str:
+    """One plan of a document as a part of the page; ``actions`` is HTML that follows the verdict."""
+    plan = read_plan(document, "plan")
+    if rank > 1:
+        # Alone: the ranking belongs to the best one's page.
+        search = plan.search.model_copy(update={"status": "estimated"})
+        best = plan.alternatives[rank - 2]
+        plan = plan.model_copy(update={"best": best, "alternatives": (), "by_backend": {}, "search": search})
+    return str(plan_section(plan, actions=actions))
 
 
 REPORTS = {"html": html_report, "md": markdown_report}

@@ -59,8 +59,9 @@ class PlanStore:
         async with self._database.begin() as db:
             known = (await db.execute(select(*_STATUS).where(plans.c.id == plan))).first()
             if known is not None and known.state not in ("failed", "cancelled"):
-                # Whoever cancelled it a moment ago did not know that somebody still wants it.
-                await db.execute(update(plans).where(plans.c.id == plan, plans.c.cancel).values(cancel=False))
+                if known.cancel:
+                    # Whoever cancelled it a moment ago did not know that somebody still wants it.
+                    await db.execute(update(plans).where(plans.c.id == plan, plans.c.cancel).values(cancel=False))
                 return _row(known), False
             waiting = await db.scalar(select(func.count()).where(plans.c.state == "queued"))
             if waiting is not None and waiting >= queue_limit:

@@ -18,8 +18,7 @@ local SETTINGS = {
   -- File with the line "Authorization: Bearer plnr_...", readable by the user of slurmctld only; empty: no token.
   header_file = env("PLANNER_HEADER_FILE", ""),
   -- slurmctld answers nobody while this script runs, so it waits for seconds, never for minutes.
-  wait_s = 3,
-  timeout_s = 5,
+  wait_s = tonumber(env("PLANNER_WAIT_S", "3")) or 3,
   -- When the service cannot answer: "yes" accepts the job as it was submitted, "no" refuses it.
   fail_open = env("PLANNER_FAIL_OPEN", "yes") ~= "no",
   -- How this Slurm writes the GPUs of a node: gres:gpu up to 23.02, gres/gpu later.
@@ -98,7 +97,7 @@ end
 -- (HTTP status, body) of a POST; status 0 where nobody answered.
 local function post(body)
   local words = {
-    "exec curl --silent --max-time " .. SETTINGS.timeout_s, "--max-filesize 8000000 --proto =http,https --noproxy localhost,127.0.0.1",
+    "exec curl --silent --max-time " .. SETTINGS.wait_s + 2, "--max-filesize 8000000 --proto =http,https --noproxy localhost,127.0.0.1",
     "--header 'Content-Type: application/json'", "--header 'Prefer: wait=" .. SETTINGS.wait_s .. "'",
   }
   if SETTINGS.header_file ~= "" then

@@ -178,7 +178,7 @@
     const total = time[time.length - 1].start_s + time[time.length - 1].seconds;
     const [unit, size] = timeUnit(total);
     const width = widthOf(canvas), narrow = width < NARROW;
-    const marginLeft = narrow ? 8 : widest(time.map((p) => p.name)) + 14;
+    const marginLeft = narrow ? 14 : widest(time.map((p) => p.name)) + 14;
     const words = (p) => `${duration(p.seconds)}  ${percent(p.seconds / total)}`;
     const marginRight = widest(time.map(words)) + 16;
     const rowHeight = narrow ? 46 : 28;
@@ -258,7 +258,7 @@
     const [unit, size] = memoryUnit(Math.max(...rows.map((r) => r.sent_bytes_per_gpu)));
     const width = widthOf(canvas), narrow = width < 720;
     const words = (r) => `${memory(r.sent_bytes_per_gpu)}, ${duration(r.exposed_s)} not hidden`;
-    const marginLeft = narrow ? 8 : widest(rows.map((r) => r.name)) + 14;
+    const marginLeft = narrow ? 14 : widest(rows.map((r) => r.name)) + 14;
     const marginRight = (narrow ? 16 : widest(rows.map(words)) + 16);
     const {mark, fill} = patterns();
     const rowHeight = narrow ? 46 : 28;

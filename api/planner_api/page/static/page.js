@@ -42,8 +42,48 @@
     }
     document.getElementById("base").value = effective.dataset.base;
   };
-  document.addEventListener("htmx:load", (event) => follow(event.detail.elt));
+
+  // One line for whoever listens, only when it is another one; complaints stand beside their fields, too.
+  const answer = document.getElementById("answer"), line = document.getElementById("said");
+  const tell = () => {
+    const said = answer.querySelector("[data-said]")?.dataset.said ?? "";
+    if (line.textContent !== said) line.textContent = said;
+    for (const note of form.querySelectorAll("p.refused")) {
+      const field = document.getElementById(note.dataset.of);
+      field.removeAttribute("aria-invalid");
+      const others = (field.getAttribute("aria-describedby") ?? "").split(" ").filter((id) => id && id !== note.id);
+      if (others.length) field.setAttribute("aria-describedby", others.join(" "));
+      else field.removeAttribute("aria-describedby");
+      note.remove();
+    }
+    for (const link of answer.querySelectorAll("a[data-wrong]")) {
+      const field = document.getElementById(link.dataset.wrong);
+      const note = document.createElement("p");
+      note.className = "refused";
+      note.id = `${field.id}-wrong`;
+      note.dataset.of = field.id;
+      note.textContent = link.dataset.detail;
+      field.after(note);
+      field.setAttribute("aria-invalid", "true");
+      field.setAttribute("aria-describedby", [field.getAttribute("aria-describedby"), note.id].filter(Boolean).join(" "));
+      field.closest("details")?.setAttribute("open", "");
+    }
+  };
+  // Addresses hold what was filled in, nothing else.
+  document.addEventListener("htmx:configRequest", (event) => {
+    const {parameters} = event.detail;
+    for (const name of Object.keys(parameters)) if (parameters[name] === "") delete parameters[name];
+  });
+
+  document.addEventListener("htmx:load", (event) => { follow(event.detail.elt); tell(); });
   follow(document);
+  tell();
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-wrong]");
+    if (!link) return;
+    event.preventDefault();
+    document.getElementById(link.dataset.wrong).focus();
+  });
 
   // A link to what is seen: the address holds the whole question.
   document.addEventListener("click", async (event) => {
@@ -61,6 +101,6 @@
   // The command to start depends on the chosen launcher: the download says which.
   document.addEventListener("change", (event) => {
     const chosen = event.target.closest("select[data-download]");
-    if (chosen) document.getElementById("download").href = `${chosen.dataset.download}?launcher=${chosen.value}`;
+    if (chosen) document.getElementById("download").href = `${chosen.dataset.download}&launcher=${chosen.value}`;
   });
 })();

@@ -1,0 +1,140 @@
+"""Plans: answers at once and later, one id for one question, outcomes, pages, and what a client need not load again."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.questions import SMALL, plan, problem_of
+
+NO_WAIT = {"Prefer": "wait=0"}
+LONG = {"model": "llama3-405b", "cluster": {"gpu": "h100", "gpus": 4096}, "top": 50}
+
+
+def fresh(seq_len: int) -> dict[str, Any]:
+    """A question that nobody asked of this service."""
+    return {**SMALL, "job": {"seq_len": seq_len}}
+
+
+def test_a_plan_is_answered_when_it_is_there(api: httpx.Client) -> None:
+    answer = api.post("/v1/plans", json=SMALL, headers={"Prefer": "wait=60"})
+    told = answer.json()
+    assert answer.status_code == 200
+    assert answer.headers["preference-applied"] == "wait=60"
+    assert answer.headers["content-location"] == told["links"]["self"] == f"/v1/plans/{told['id']}"
+    assert (told["state"], told["outcome"], told["problem"]) == ("succeeded", "plan", None)
+    assert told["created_at"] <= told["started_at"] <= told["finished_at"]
+    assert told["result"] == api.get(told["links"]["result"]).json()
+    assert told["result"]["id"] == told["id"]
+    assert api.get(told["links"]["self"]).json() == told
+
+
+def test_a_plan_that_takes_longer_is_looked_for(api: httpx.Client) -> None:
+    answer = api.post("/v1/plans", json=fresh(1024), headers=NO_WAIT)
+    assert answer.status_code == 202
+    assert answer.json()["state"] in ("queued", "running")
+    assert int(answer.headers["retry-after"]) >= 1
+    place = answer.headers["location"]
+    early = api.get(f"{place}/result")
+    if early.status_code != 200:
+        assert problem_of(early, 409)["type"] == "urn:planner:problem:not-ready"
+        assert early.headers["retry-after"]
+    assert plan(api, fresh(1024))["links"]["self"] == place
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**SMALL, "cluster": {"gpus": 8, "gpu": "h100"}},
+        {**SMALL, "cluster": {"gpu": "h100", "nodes": 1}},
+        {**SMALL, "job": {}, "pins": {}, "profile": None, "time_limit_s": None},
+    ],
+)
+def test_one_question_has_one_id(api: httpx.Client, other: dict[str, Any]) -> None:
+    assert plan(api, other)["id"] == plan(api, SMALL)["id"]
+
+
+@pytest.mark.parametrize("change", [{"top": 3}, {"pins": {"tp": 2}}, {"cluster": {"gpu": "h100", "gpus": 16}}])
+def test_another_question_has_another_id(api: httpx.Client, change: dict[str, Any]) -> None:
+    assert plan(api, {**SMALL, **change})["id"] != plan(api, SMALL)["id"]
+
+
+def test_a_question_without_a_plan_is_answered_with_reasons(api: httpx.Client) -> None:
+    told = plan(api, {"model": "405b", "cluster": {"gpu": "a100-40gb", "gpus": 1}})
+    assert (told["state"], told["outcome"], told["result"]) == ("succeeded", "infeasible", None)
+    assert told["problem"]["type"] == "urn:planner:problem:no-plan-fits"
+    assert told["problem"]["details"]
+    assert "--" not in str(told["problem"])
+    for place in ("result", "artifacts"):
+        assert problem_of(api.get(told["links"][place]), 422)["type"] == "urn:planner:problem:no-plan-fits"
+
+
+def test_a_plan_is_cancelled_and_asked_for_again(api: httpx.Client) -> None:
+    place = api.post("/v1/plans", json=LONG, headers=NO_WAIT).headers.get("location")
+    assert place is not None
+    assert api.delete(place).status_code == 200
+    told = api.get(place).json()
+    ends = time.monotonic() + 60
+    while told["state"] in ("queued", "running") and time.monotonic() < ends:
+        time.sleep(0.05)
+        told = api.get(place).json()
+    assert told["state"] in ("cancelled", "succeeded")
+    if told["state"] == "cancelled":
+        assert problem_of(api.get(f"{place}/result"), 409)["detail"]
+    assert api.delete(place).json()["state"] == told["state"]
+
+
+def test_what_has_not_changed_is_not_sent_again(api: httpx.Client) -> None:
+    links = plan(api, SMALL)["links"]
+    for place in (links["self"], links["result"]):
+        etag = api.get(place).headers["etag"]
+        for given in (etag, f'"other", {etag}', f"W/{etag}", "*"):
+            again = api.get(place, headers={"If-None-Match": given})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+        assert api.get(place, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_pages_hold_every_plan_once(api: httpx.Client) -> None:
+    ids = {plan(api, fresh(seq_len))["id"] for seq_len in (256, 512, 768)}
+    place: str | None = "/v1/plans?limit=1"
+    seen: list[str] = []
+    while place is not None:
+        answer = api.get(place)
+        page = answer.json()
+        seen += [row["id"] for row in page["plans"]]
+        assert all(row["result"] is None for row in page["plans"])
+        place = page["next"]
+        assert answer.headers.get("link") == (f'<{place}>; rel="next"' if place else None)
+    assert len(seen) == len(set(seen))
+    assert ids <= set(seen)
+
+
+@pytest.mark.parametrize("after", ["x", "%00", "bmFuIHg", "MS4wIAA", "é"])
+def test_a_place_in_no_list_is_refused(api: httpx.Client, after: str) -> None:
+    for resource in ("plans", "measurements"):
+        told = problem_of(api.get(f"/v1/{resource}?after={after}"), 422)
+        assert told["errors"][0]["pointer"] == "after"
+
+
+def test_unknown_plans_are_not_found(api: httpx.Client) -> None:
+    place = "/v1/plans/" + "0" * 64
+    for method, path in [("GET", ""), ("GET", "/result"), ("GET", "/artifacts"), ("DELETE", "")]:
+        assert problem_of(api.request(method, place + path), 404)["detail"]
+
+
+def test_a_request_that_is_sent_again_is_the_same(api: httpx.Client) -> None:
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    first = plan(api, SMALL, **key)
+    assert plan(api, SMALL, **key) == first
+    other = api.post("/v1/plans", json={**SMALL, "top": 1}, headers=key)
+    assert problem_of(other, 422)["type"] == "urn:planner:problem:key-reused"
+
+
+def test_a_refused_request_frees_its_key(api: httpx.Client) -> None:
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    problem_of(api.post("/v1/plans", json={**SMALL, "model": "no-such-model"}, headers=key), 422)
+    assert plan(api, SMALL, **key)["outcome"] == "plan"
