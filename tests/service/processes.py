@@ -76,16 +76,17 @@ def lives(pid: int) -> bool:
         return False
 
 
+def ticks(pid: int) -> int:
+    """Processor time used so far, in hundredths of a second."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return int(fields[11]) + int(fields[12])
+
+
 def busiest(pids: set[int]) -> int:
     """The one that uses most processor time while we look."""
-
-    def ticks(pid: int) -> int:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return -1
-        return int(fields[11]) + int(fields[12])
-
     before = {pid: ticks(pid) for pid in pids}
     time.sleep(0.5)
     return max(pids, key=lambda pid: ticks(pid) - before[pid])
@@ -155,6 +156,13 @@ class Running:
 
     def children(self) -> set[int]:
         return children(self.process.pid)
+
+    def searching(self) -> bool:
+        """Whether any of its processes uses much of a core."""
+        pids = self.children()
+        before = {pid: ticks(pid) for pid in pids}
+        time.sleep(0.5)
+        return any(ticks(pid) - before[pid] > 10 for pid in pids)
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)

@@ -51,7 +51,7 @@ def test_killed_twice_in_one_plan_gives_it_up(sqlite: Place) -> None:
 
 
 def test_killed_solver_is_tried_again_once(place: Place) -> None:
-    """The process that searches is killed: another one does; a second time the plan fails, the service lives."""
+    """The process that searches is killed: another one does; a second time the plan fails, until it is asked again."""
     service = place.serve()
     plan = service.ask(long_question()).json()["id"]
     for attempt in (1, 2):
@@ -60,6 +60,9 @@ def test_killed_solver_is_tried_again_once(place: Place) -> None:
     ended = service.ended(plan)
     assert (ended["state"], ended["attempts"]) == ("failed", 2)
     assert "signal 9" in ended["problem"]["detail"]
+    again = service.ask(long_question())
+    assert (again.status_code, again.json()["id"], again.json()["problem"]) == (202, plan, None)
+    assert service.ended(plan)["state"] == "succeeded"
     assert service.ask(quick_question(0), wait_s=60).json()["state"] == "succeeded"
 
 
