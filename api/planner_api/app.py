@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -28,6 +29,9 @@ from planner_api.problems import ProblemError, of_planner_error, of_validation, 
 from planner_api.routes import artifacts, catalog, checks, estimates, health, measurements, plans
 from planner_api.services import running
 from planner_api.settings import Settings
+from planner_api.storage.failures import FAILURES, reason, unable
+
+log = structlog.get_logger(__name__)
 
 ROUTERS = (estimates, plans, artifacts, checks, measurements, catalog, health, page)
 
@@ -93,6 +97,14 @@ def _handle_problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _parameters(_: Request, error: RequestValidationError) -> Response:
         return problem_response(of_validation(error.errors()))
+
+    async def _database(_: Request, error: Exception) -> Response:
+        log.warning("database does not answer", error=reason(error))
+        told = unable(error)
+        return problem_response(told.problem, told.headers)
+
+    for failure in FAILURES:
+        app.add_exception_handler(failure, _database)
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:

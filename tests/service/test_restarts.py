@@ -101,7 +101,10 @@ def test_end_gives_searches_time(place: Place, number: int) -> None:
     rest = [service.ask(quick_question(number)).json()["id"] for number in range(1, 5)]
     until(lambda: service.plan(first)["state"] != "queued", "nothing begins")
     left = service.children()
-    service.signal(number)
+    if number == signal.SIGINT:
+        os.killpg(service.process.pid, number)  # as a terminal does, to all of its processes
+    else:
+        service.signal(number)
     assert service.process.wait(60) == 0
     until(lambda: not any(lives(pid) for pid in left), "processes are left")
     service.start()

@@ -11,14 +11,13 @@ from functools import partial
 from typing import TypeVar
 
 import structlog
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as NoConnectionError
 
 from planner_api.metrics import Metrics
 from planner_api.problems import ProblemError
 from planner_api.settings import Settings
 from planner_api.solving.pool import LostError, Pool
 from planner_api.solving.tasks import Solved, solve
+from planner_api.storage.failures import AWAY, reason
 from planner_api.storage.plans import PlanStore
 
 log = structlog.get_logger(__name__)
@@ -29,8 +28,6 @@ KILL_AFTER_S = 10.0
 """A search that goes on so long after its own limit is ended from outside."""
 LONGEST_PAUSE_S = 5.0
 """Between two attempts to write to a database that is away."""
-AWAY = (OperationalError, InterfaceError, NoConnectionError, OSError)
-"""The database cannot be reached, or cannot write now."""
 
 Answer = TypeVar("Answer")
 
@@ -96,7 +93,7 @@ class Conductor:
             log.info("plan put back", plan=plan)
         except AWAY as problem:
             # It is found by its silence; only the attempt counts.
-            log.warning("plan not put back", plan=plan, error=str(problem).split("\n")[0])
+            log.warning("plan not put back", plan=plan, error=reason(problem))
 
     async def _end(self, plan: str, solved: Solved | LostError | None, started: float) -> bool:
         """Record what came out; False where the plan should be taken up again."""
@@ -157,7 +154,7 @@ class Conductor:
         try:
             return await self._store.hear(plan, self.worker, progress)
         except AWAY as problem:
-            log.warning("database does not answer", plan=plan, error=str(problem).split("\n")[0])
+            log.warning("database does not answer", plan=plan, error=reason(problem))
             return True
 
 
@@ -168,6 +165,6 @@ async def _persist(change: Callable[..., Awaitable[Answer]], *arguments: object,
         try:
             return await change(*arguments, **values)
         except AWAY as problem:
-            log.warning("database does not answer", error=str(problem).split("\n")[0], again_in_s=pause)
+            log.warning("database does not answer", error=reason(problem), again_in_s=pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -11,18 +11,24 @@ from typing import Protocol
 
 import procrastinate
 import structlog
-from procrastinate.exceptions import AlreadyEnqueued
+from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
 from procrastinate.jobs import Status
 from sqlalchemy.engine import URL
 
 from planner_api.problems import problem
 from planner_api.settings import Settings
+from planner_api.storage.database import patient
+from planner_api.storage.failures import reason
 from planner_api.storage.plans import PlanStore
 
 log = structlog.get_logger(__name__)
 
 Conduct = Callable[[str], Awaitable[None]]
 QUEUE = "plans"
+ANSWER_S = 5.0
+"""A queue without a connection for so long does not answer."""
+END_S = 20.0
+"""Longest wait for what has to be told to a queue at the end."""
 AGAIN_S = 1.0
 """Before a queue that does not answer is asked again."""
 _GIVEN_UP = problem(
@@ -102,7 +108,7 @@ class PostgresQueue:
         self._settings, self._store = settings, store
         self._app = procrastinate.App(
             connector=procrastinate.PsycopgConnector(
-                conninfo=_conninfo(settings.database), max_size=settings.workers + 4
+                conninfo=_conninfo(settings.database), max_size=settings.workers + 4, timeout=ANSWER_S
             )
         )
         self._conduct = conduct
@@ -118,8 +124,13 @@ class PostgresQueue:
             self._sweeper = asyncio.create_task(self._sweep())
 
     async def put(self, plan: str) -> None:
-        with suppress(AlreadyEnqueued):
+        try:
             await self._task.configure(queueing_lock=plan).defer_async(plan=plan)
+        except AlreadyEnqueued:
+            pass
+        except ConnectorException as problem:
+            # The plan stands in the table: the sweep of a worker brings it.
+            log.warning("the queue does not answer", plan=plan, error=reason(problem))
 
     async def _carry(self, plan: str) -> None:
         try:
@@ -145,7 +156,7 @@ class PostgresQueue:
                     stalled_worker_timeout=silent,
                 )
             except Exception as problem:
-                log.warning("the queue does not answer", error=str(problem).split("\n")[0], again_in_s=AGAIN_S)
+                log.warning("the queue does not answer", error=reason(problem), again_in_s=AGAIN_S)
             await asyncio.sleep(AGAIN_S)
 
     async def _sweep(self) -> None:
@@ -155,7 +166,7 @@ class PostgresQueue:
             try:
                 await self._sweep_once(silent)
             except Exception as problem:
-                log.warning("sweep failed", error=str(problem).split("\n")[0])
+                log.warning("sweep failed", error=reason(problem))
             await asyncio.sleep(silent / 3)
 
     async def _sweep_once(self, silent: float) -> None:
@@ -171,14 +182,16 @@ class PostgresQueue:
                 await self.put(plan)
 
     async def stop(self, grace_s: float) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-        if self._worker is not None:
-            # The first cancellation lets it finish what it has begun, within the grace that it was started with.
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
-        await self._open.aclose()
+        # The first cancellation lets a worker finish what it has begun, within the grace that it was started with.
+        for task, longest_s in ((self._sweeper, END_S), (self._worker, grace_s + END_S)):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task], timeout=longest_s)
+        try:
+            async with asyncio.timeout(END_S):
+                await self._open.aclose()
+        except Exception as problem:
+            log.warning("the queue does not answer", error=reason(problem))
 
     @property
     def working(self) -> bool:
@@ -187,4 +200,4 @@ class PostgresQueue:
 
 def _conninfo(url: URL) -> str:
     """The database for a driver that does not know SQLAlchemy's names."""
-    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+    return patient(url).set(drivername="postgresql").render_as_string(hide_password=False)

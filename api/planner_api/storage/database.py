@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +15,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from planner.errors import InputError
@@ -21,6 +25,10 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 _MIGRATION_LOCK = 0x706C616E
 """Key of the advisory lock under which one process of several migrates ("plan")."""
 POOL = 10
+ANSWER_S = 5.0
+"""A database that does not answer a probe for so long counts as away."""
+_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "30000"}
+"""Of connections to PostgreSQL (seconds, milliseconds): a machine that vanished must not hold requests for minutes."""
 
 
 class Database:
@@ -44,8 +52,12 @@ class Database:
             )
         try:
             Path(self.url.database or "").parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(self.url.database or "")) as connection:
+                connection.execute("PRAGMA schema_version")
         except OSError as problem:
             raise _unusable(self.url, problem.strerror or str(problem)) from problem
+        except sqlite3.Error as problem:
+            raise _unusable(self.url, str(problem)) from problem
 
     def lock(self) -> None:
         """Claim an SQLite file for this process; nothing to do on PostgreSQL."""
@@ -85,9 +97,9 @@ class Database:
     async def answers(self) -> bool:
         """Whether a query gets through."""
         try:
-            async with self.engine.connect() as connection:
+            async with asyncio.timeout(ANSWER_S), self.engine.connect() as connection:
                 await connection.execute(text("SELECT 1"))
-        except (DBAPIError, OSError):
+        except (DBAPIError, NoConnectionError, OSError):
             return False
         return True
 
@@ -100,7 +112,7 @@ class Database:
 
 def _engine(url: URL, is_sqlite: bool) -> AsyncEngine:
     if not is_sqlite:
-        return create_async_engine(url, pool_size=POOL, max_overflow=POOL, pool_pre_ping=True, pool_timeout=20)
+        return create_async_engine(patient(url), pool_size=POOL, max_overflow=POOL, pool_pre_ping=True, pool_timeout=20)
     engine = create_async_engine(url, connect_args={"timeout": 20})
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -112,6 +124,11 @@ def _engine(url: URL, is_sqlite: bool) -> AsyncEngine:
         cursor.close()
 
     return engine
+
+
+def patient(url: URL) -> URL:
+    """A PostgreSQL address with limits on waiting, where it has none of its own."""
+    return url.update_query_dict({name: value for name, value in _PATIENCE.items() if name not in url.query})
 
 
 def _upgrade(connection: Connection) -> None:
