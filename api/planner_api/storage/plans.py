@@ -18,8 +18,6 @@ MAX_ATTEMPTS = 2
 """A plan whose worker was lost is tried once more."""
 FINISHED = ("succeeded", "failed", "cancelled")
 _STATUS = tuple(column for column in plans.c if column.name not in ("question", "result"))
-_UNANSWERED = or_(plans.c.state.in_(("failed", "cancelled")), plans.c.outcome == "time-limit")
-"""Ended without an answer to the question: made anew when it is asked again, if need be by a service with more time."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,6 @@ class PlanRow:
     def finished(self) -> bool:
         return self.state in FINISHED
 
-    @property
-    def unanswered(self) -> bool:
-        """As ``_UNANSWERED``."""
-        return self.state in ("failed", "cancelled") or self.outcome == "time-limit"
-
 
 class QueueFullError(Exception):
     """As many plans wait as may."""
@@ -60,12 +53,12 @@ class PlanStore:
         self._database = database
 
     async def accept(self, plan: str, question: str, queue_limit: int) -> tuple[PlanRow, bool]:
-        """The plan of this id, and whether it was put into the queue now: it is new, or ended before without an answer.
+        """The plan of this id, and whether it was put into the queue now: it is new, or failed or was cancelled before.
 
         Raises QueueFullError."""
         async with self._database.begin() as db:
             known = (await db.execute(select(*_STATUS).where(plans.c.id == plan))).first()
-            if known is not None and not _row(known).unanswered:
+            if known is not None and known.state not in ("failed", "cancelled"):
                 if known.cancel:
                     # Whoever cancelled it a moment ago did not know that somebody still wants it.
                     await db.execute(update(plans).where(plans.c.id == plan, plans.c.cancel).values(cancel=False))
@@ -84,7 +77,7 @@ class PlanStore:
                         await db.execute(insert(plans).values(id=plan, question=question, **fresh))
                         put = True
                     else:
-                        again = update(plans).where(plans.c.id == plan, _UNANSWERED)
+                        again = update(plans).where(plans.c.id == plan, plans.c.state.in_(("failed", "cancelled")))
                         put = (await db.execute(again.values(**fresh))).rowcount == 1
             except IntegrityError:
                 put = False  # another process was first
