@@ -132,12 +132,22 @@ class Running:
                 found.append(line)
         return found
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def client(self, timeout_s: float = DEADLINE_S) -> httpx.Client:
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=timeout_s, trust_env=False)
+        return httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False)
 
     def ask(self, question: dict[str, Any], wait_s: int = 0) -> httpx.Response:
         with self.client() as client:
             return client.post("/v1/plans", json=question, headers={"Prefer": f"wait={wait_s}"})
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The youngest plans."""
+        with self.client() as client:
+            plans: list[dict[str, Any]] = client.get("/v1/plans", params={"limit": 200}).json()["plans"]
+        return plans
 
     def plan(self, plan: str) -> dict[str, Any]:
         with self.client() as client:
@@ -196,6 +206,10 @@ class Place:
     @property
     def is_sqlite(self) -> bool:
         return self.url.startswith("sqlite")
+
+    @property
+    def kind(self) -> str:
+        return "SQLite" if self.is_sqlite else "PostgreSQL"
 
     def environment(self, **settings: object) -> dict[str, str]:
         ours = {name: value for name, value in os.environ.items() if not name.startswith("PLANNER_")}
