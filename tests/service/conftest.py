@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the service needs the extra api")
+
 from tests.service.processes import Place
 
 

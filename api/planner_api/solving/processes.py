@@ -25,7 +25,7 @@ _context = multiprocessing.get_context("forkserver")
 # Forked from a helper that has the search loaded, so that one that was killed is replaced at once.
 _context.set_forkserver_preload(["planner_api.solving.tasks"])
 _book = threading.Lock()
-"""multiprocessing keeps its list of children without a lock."""
+"""multiprocessing keeps its list of children, and makes its folder for temporary files, without a lock."""
 
 
 class _Telling:
@@ -64,8 +64,9 @@ class Process:
     def __init__(self, memory_bytes: int) -> None:
         self.calls = 0
         self._here, there = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(there, memory_bytes, util.get_temp_dir()), daemon=True)
         with _book:
+            arguments = (there, memory_bytes, util.get_temp_dir())
+            self._process = _context.Process(target=_serve, args=arguments, daemon=True)
             self._process.start()
         there.close()
 

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 Conduct = Callable[[str], Awaitable[None]]
 QUEUE = "plans"
-ANSWER_S = 5.0
+ANSWER_S = 3.0
 """A queue without a connection for so long does not answer."""
 END_S = 20.0
 """Longest wait for what has to be told to a queue at the end."""
