@@ -24,7 +24,7 @@ from planner_api.guards.requests import RequestGuard
 from planner_api.metrics import Metrics
 from planner_api.page import routes as page
 from planner_api.page.sending import KeptFiles, PagePacker, page_dir
-from planner_api.problems import ProblemError, of_planner_error, of_validation, problem
+from planner_api.problems import ProblemError, of_parameters, of_planner_error, problem
 from planner_api.routes import artifacts, catalog, checks, estimates, health, measurements, plans
 from planner_api.services import running
 from planner_api.settings import Settings
@@ -92,7 +92,7 @@ def _handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _parameters(_: Request, error: RequestValidationError) -> Response:
-        return problem_response(of_validation(error.errors()))
+        return problem_response(of_parameters(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> Response:
