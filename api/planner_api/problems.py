@@ -120,7 +120,7 @@ def of_planner_error(error: PlannerError, files: Collection[str] = (), own: Mapp
     (``/strategy/recompute`` -> ``/recompute``)."""
     code = error.code if error.code in TITLES else "internal-error"
     detail = in_fields(error.message, own)
-    if error.got is not None:
+    if error.got is not None and error.got not in detail:
         detail += f" (got {error.got})"
     pointers = () if error.where is None else pointers_of(error.where, files, own)
     return problem(

@@ -5,15 +5,24 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+pytest.importorskip("fastapi", reason="the service needs the extra api")
+
+import uvicorn
+
 from planner.service import render_document
 from planner.service.document import read_plan
+from planner_api.app import create_app
+from planner_api.settings import Settings
 from tests.clients.running import running_service
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -193,3 +202,63 @@ def test_hostile_values_do_nothing(browser: Any, url: str) -> None:
     assert dialogs == []
     assert json.dumps(window.complaints).count("Content Security Policy") == 0
     window.context.close()
+
+
+@contextmanager
+def idle_service(folder: Path) -> Iterator[str]:
+    """Address of a service in this process that makes no plans: they wait."""
+    app = create_app(Settings(database_url=f"sqlite:///{folder}/plans.db", workers=0, rate_limit=""))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_waiting_is_calm(browser: Any, tmp_path: Path) -> None:
+    """While a plan waits, looks at it take no focus and say nothing; a newer question replaces it; cancel ends it."""
+    with idle_service(tmp_path) as address:
+        window = Window(browser, address, "/?model=1b&gpu=h100&gpus=8")
+        page = window.page
+        page.evaluate(
+            """() => {
+                window.spoken = [];
+                new MutationObserver(() => spoken.push(document.getElementById("said").textContent))
+                    .observe(document.getElementById("said"), {childList: true, subtree: true});
+            }"""
+        )
+        page.focus("#cancel")
+        for _ in range(2):
+            with page.expect_response(lambda answer: "gpus=8" in answer.url):
+                pass
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.activeElement.id") == "cancel"
+        assert page.evaluate("spoken") == []
+
+        # Two steps in quick succession: the page ends at the second.
+        page.focus("#slide-gpus")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(250)
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector(".making[hx-get*='gpus=32']")
+        page.wait_for_timeout(2500)
+        assert page.locator(".making[hx-get*='gpus=32']").count() == 1
+        assert asked(page)["gpus"] == "32"
+
+        page.click("#cancel")
+        page.wait_for_selector("section.problem")
+        assert "was cancelled" in str(page.locator("section.problem").text_content())
+        complaints = page.evaluate("document.getElementById('said').textContent")
+        assert "was cancelled" in complaints
+        page.click("text=Ask again")
+        page.wait_for_selector(".making")
+        assert asked(page)["gpus"] == "32"
+        # htmx reports the requests that newer ones replaced.
+        assert [text for text in window.complaints if not text.startswith("htmx:")] == []
+        window.context.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -75,7 +75,9 @@ async def shown(row: PlanRow, asked: Form, base: str | None, served: Services, a
         return Answer(200, html, title, f"{LOOK_AGAIN_S}; url={address}")
     if row.outcome != "plan":
         told = job(row).problem or made_problem("conflict", f"the plan was {row.state}")
-        return wrong(told, asked, infeasible=row.outcome is not None, again=asked.address() if not row.outcome else "")
+        again = "" if row.outcome else asked.address()
+        answer = wrong(told, asked, infeasible=row.outcome is not None, again=again)
+        return replace(answer, status=200) if row.state != "failed" else answer
     text = await document_of(row, served)
     document = PlanDocument.model_validate_json(text)
     title = title_of(document)
