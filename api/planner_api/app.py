@@ -107,5 +107,7 @@ def _handle_problems(app: FastAPI) -> None:
 
 def _methods(request: Request) -> set[str]:
     """Every method of the address; the framework names those of its first route only."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return {method for route in routes for method in getattr(route, "methods", None) or ()}
+    # Each module's own routes: what the app makes of an included router is the framework's affair.
+    known = [*request.app.routes, *(route for module in ROUTERS for route in module.router.routes)]
+    routes = [route for route in known if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()} or {"GET", "HEAD"}
