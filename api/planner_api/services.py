@@ -89,6 +89,8 @@ async def running(settings: Settings, metrics: Metrics) -> AsyncIterator[Service
             gate=Gate(tokens, required=settings.tokens_required),
             finished=LRUCache(maxsize=max(settings.cache_bytes, 1), getsizeof=len),
         )
+        await quick.start()
+        await searches.start()
         await queue.start()
         try:
             async with keep_house(services.plans, services.idempotency, settings.result_lifetime_s):

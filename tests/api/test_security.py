@@ -142,12 +142,9 @@ def test_checks_read_no_files(api: httpx.Client, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_are_not_executed(api: httpx.Client, name: str, tmp_path: Path) -> None:
     """A model's name reaches scripts, YAML and Markdown as text: the shell's parts start nothing when they are read."""
-    layers = {"layers": 2, "hidden": 256, "heads": 4, "ffn": 1024, "vocab": 1000, "max_seq": 512}
-    body = {"model": {"dimensions": {"name": name, **layers}}, "cluster": {"gpu": "h100", "gpus": 8}, "top": 1}
-    answer = api.post("/v1/plans", json=body, headers={"Prefer": "wait=60"})
-    if answer.status_code == 422:
-        return  # the name itself is refused
-    found = answer.json()
+    layers = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 1024, "vocab": 1000}
+    dimensions = {"name": name, "max_seq": 512, **layers}
+    found = plan(api, {"model": {"dimensions": dimensions}, "cluster": {"gpu": "h100", "gpus": 8}, "top": 1})
     launchers = "torchrun,slurm,trainjob,pytorchjob,skypilot,mpirun"
     listed = api.get(f"/v1/plans/{found['id']}/artifacts", params={"launcher": launchers}).json()["files"]
     assert len(listed) > 6

@@ -15,6 +15,9 @@ from planner.specs.cluster_file import MAX_GPUS, ClusterFile
 from planner.specs.profile import Profile
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+PinName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_-]+$")]
+PinValue = Annotated[str, Field(max_length=100, pattern=r"^[^,=\s]*$")]
+"""On the command line a comma begins another pin."""
 Degree = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 LargestConfig = 20_000
 """Values in a model's configuration, at all depths."""
@@ -77,7 +80,7 @@ class PlanBody(Situation):
     """A question to the search."""
 
     backend: str = Field(default="auto", max_length=40, description="auto, or one of /v1/catalog/backends.")
-    pins: dict[Name, int | bool | Annotated[str, Field(max_length=100)]] = Field(
+    pins: dict[PinName, int | bool | PinValue] = Field(
         default={}, max_length=40, description="Values of the strategy to keep.", examples=[{"tp": 8}]
     )
     rule_of_thumb: bool = Field(default=False, description="Also price what the usual size-based rule picks.")

@@ -41,6 +41,10 @@ class Pool:
             context=context,
         )
 
+    async def start(self) -> None:
+        """Start the processes, which blocks for as long as the search takes to load, before anybody waits for them."""
+        await asyncio.to_thread(lambda: self._pool.schedule(os.getpid).result())
+
     async def run(self, function: Callable[..., Result], *arguments: object, limit_s: float) -> Result:
         """The function's result; ends its process when the caller is cancelled.
 
