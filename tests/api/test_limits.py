@@ -236,6 +236,10 @@ def test_requests_have_ids(service: Running, api: httpx.Client) -> None:
     answer = api.get("/no-such-place", headers={"X-Request-ID": mine})
     assert answer.headers["x-request-id"] == mine
     assert problem_of(answer, 404)["instance"].endswith(mine)
+    # The line is written when the answer has left.
+    ends = time.monotonic() + 30
+    while mine not in service.log and time.monotonic() < ends:
+        time.sleep(0.05)
     logged = [line for line in map(json.loads, service.log.splitlines()) if line.get("request") == mine]
     assert [(line["event"], line["status"], line["method"]) for line in logged] == [("request", 404, "GET")]
     for odd in ("a b", "x" * 65, "é", '"', "a;b"):
