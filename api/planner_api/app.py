@@ -25,7 +25,7 @@ from planner_api.guards.requests import RequestGuard
 from planner_api.metrics import Metrics
 from planner_api.page import routes as page
 from planner_api.page.sending import KeptFiles, PagePacker, page_dir
-from planner_api.problems import ProblemError, of_planner_error, of_validation, problem
+from planner_api.problems import ProblemError, of_parameters, of_planner_error, problem
 from planner_api.routes import artifacts, catalog, checks, estimates, health, measurements, plans
 from planner_api.services import running
 from planner_api.settings import Settings
@@ -96,7 +96,7 @@ def _handle_problems(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _parameters(_: Request, error: RequestValidationError) -> Response:
-        return problem_response(of_validation(error.errors()))
+        return problem_response(of_parameters(error.errors()))
 
     async def _database(_: Request, error: Exception) -> Response:
         log.warning("database does not answer", error=reason(error))
@@ -119,5 +119,7 @@ def _handle_problems(app: FastAPI) -> None:
 
 def _methods(request: Request) -> set[str]:
     """Every method of the address; the framework names those of its first route only."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return {method for route in routes for method in getattr(route, "methods", None) or ()}
+    # Each module's own routes: what the app makes of an included router is the framework's affair.
+    known = [*request.app.routes, *(route for module in ROUTERS for route in module.router.routes)]
+    routes = [route for route in known if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in routes for method in getattr(route, "methods", None) or ()} or {"GET", "HEAD"}

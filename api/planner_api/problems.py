@@ -1,11 +1,10 @@
 """Everything that goes wrong as problem+json (RFC 9457): one type a cause, with pointers into the body and a hint.
 
-Errors of the library speak of options of the command line; here they speak of fields."""
+Errors of the library speak of options of the command line; here they speak of fields (``wording``)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -13,8 +12,11 @@ from pydantic_core import ErrorDetails
 
 from planner.errors import InfeasibleError, PlannerError
 from planner.specs.base import Spec
+from planner_api.wording import in_fields, pointers_of, told_in_fields
 
 MEDIA_TYPE = "application/problem+json"
+MOST_FIELDS = 20
+"""Fields that one problem names."""
 
 TITLES: Mapping[str, tuple[int, str]] = {
     "bad-request": (400, "The request cannot be read"),
@@ -111,117 +113,66 @@ def problem(
     )
 
 
-def of_planner_error(error: PlannerError) -> Problem:
-    """An error of the library."""
+def of_planner_error(error: PlannerError, files: Collection[str] = (), own: Mapping[str, str] | None = None) -> Problem:
+    """An error of the library.
+
+    ``files`` are names that it may speak of, ``own`` the places of fields that this body has elsewhere
+    (``/strategy/recompute`` -> ``/recompute``)."""
     code = error.code if error.code in TITLES else "internal-error"
-    detail = in_fields(error.message)
+    detail = in_fields(error.message, own)
     if error.got is not None and error.got not in detail:
         detail += f" (got {error.got})"
-    pointer = None if error.where is None else pointer_of(error.where)
+    pointers = () if error.where is None else pointers_of(error.where, files, own)
     return problem(
         code,
         detail,
-        hint=None if error.hint is None else in_fields(error.hint),
-        allowed=None if error.allowed is None else in_fields(error.allowed),
-        errors=() if pointer is None else (FieldProblem(pointer=pointer, detail=detail),),
-        details=_in_fields(error.details) if isinstance(error, InfeasibleError) else None,
+        hint=None if error.hint is None else in_fields(error.hint, own),
+        allowed=None if error.allowed is None else in_fields(error.allowed, own),
+        errors=[FieldProblem(pointer=pointer, detail=detail) for pointer in pointers],
+        details=told_in_fields(error.details) if isinstance(error, InfeasibleError) else None,
     )
 
 
-def of_validation(errors: Sequence[ErrorDetails], place: str = "") -> Problem:
-    """Complaints of pydantic about a body."""
-    found = tuple(
-        FieldProblem(pointer=place + _pointer(error["loc"]), detail=error["msg"].removeprefix("Value error, "))
-        for error in errors[:20]
-    )
+def of_parameters(errors: Sequence[ErrorDetails]) -> Problem:
+    """Complaints of the framework about parameters in the path, the query and the headers, which are named."""
+    return _of_fields([FieldProblem(pointer=str(error["loc"][-1]), detail=_said(error)) for error in errors])
+
+
+def of_validation(errors: Sequence[ErrorDetails], content: Any, place: str = "") -> Problem:
+    """Complaints of pydantic about ``content``, which stands at ``place`` of the body."""
+    found = {(place + _pointer(error, content), _said(error)): None for error in errors}
+    # Of a value that may have several forms, every form complains: what is said about a part of it is what is wrong.
+    told = [
+        FieldProblem(pointer=pointer, detail=detail)
+        for pointer, detail in found
+        if not any(other.startswith(f"{pointer}/") for other, _ in found)
+    ]
+    return _of_fields(told)
+
+
+def _of_fields(found: Sequence[FieldProblem]) -> Problem:
     first = found[0]
-    detail = f"{first.pointer or 'the body'}: {first.detail}" + (f" (and {len(found) - 1} more)" if found[1:] else "")
-    return problem("bad-input", detail, errors=found, hint="the description of every field is in /openapi.json")
+    more = f" (and {len(found) - 1} more)" if found[1:] else ""
+    detail = f"{first.pointer or 'the body'}: {first.detail}{more}"
+    hint = "the description of every field is in /openapi.json"
+    return problem("bad-input", detail, errors=found[:MOST_FIELDS], hint=hint)
 
 
-def _pointer(place: Sequence[str | int]) -> str:
-    """JSON pointer; union members, which pydantic names, are no part of the body."""
-    kept = [str(part) for part in place if not (isinstance(part, str) and part.startswith(("function-", "tagged-")))]
-    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in kept)
+def _said(error: ErrorDetails) -> str:
+    return error["msg"].removeprefix("Value error, ")
 
 
-_FIELDS = {
-    "model": "/model",
-    "backend": "/backend",
-    "pin": "/pins",
-    "profile": "/profile",
-    "top": "/top",
-    "time-limit": "/time_limit_s",
-    "cluster": "/cluster",
-    "gpu": "/cluster/gpu",
-    "gpus": "/cluster/gpus",
-    "nodes": "/cluster/nodes",
-    "gpus-per-node": "/cluster/gpus_per_node",
-    "nics": "/cluster/nics_per_node",
-    "nic-gbps": "/cluster/nic_gbps",
-    "oversubscription": "/cluster/oversubscription",
-    "host-memory-gib": "/cluster/host_memory_gib",
-    "price": "/cluster/price_usd_per_gpu_hour",
-    "seq-len": "/job/seq_len",
-    "global-batch": "/job/global_batch",
-    "precision": "/job/precision",
-    "loss": "/job/loss",
-    "memory-margin": "/job/memory_margin",
-    "objective": "/job/objective",
-    "launcher": "launcher",
-    "format": "/format",
-    "suggest": "/suggest",
-    **{
-        name: f"/strategy/{name.replace('-', '_')}"
-        for name in (
-            *("tp", "pp", "vpp", "cp", "ep", "etp", "zero-stage", "shard-degree", "secondary-shard-degree"),
-            *("micro-batch", "sequence-parallel", "schedule", "recompute", "offload", "layers-per-stage"),
-        )
-    },
-}
-"""Option of the command line -> field of a body."""
-_OPTION = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?: (?!--)([\w.:+=/-]+))?")
-_NAMES = {"model": "/model", "accelerator": "/cluster/gpu", "system": "/cluster/system"}
-"""What the catalogue calls a name that it does not have -> field of a body."""
-_PLACES = ("model.", "cluster.", "job.", "strategy.")
-
-
-def pointer_of(where: str) -> str | None:
-    """The field that an error of the library is about."""
-    found = _OPTION.match(where)
-    if found is not None:
-        pointer = _FIELDS.get(found[1])
-        return f"/pins/{found[2]}" if found[1] == "pin" and found[2] else pointer
-    if where in _NAMES:
-        return _NAMES[where]
-    if where.startswith(_PLACES):
-        return "/" + where.replace(": ", ".").replace(".", "/")
-    return None
-
-
-def in_fields(text: str) -> str:
-    """A sentence about options as one about fields: ``--gpus 64`` becomes ``gpus = 64``."""
-
-    def field(match: re.Match[str]) -> str:
-        if match[1] not in _FIELDS:
-            return match[0]
-        name = _FIELDS[match[1]].strip("/").replace("/", ".")
-        if match[1] == "pin" and match[2]:
-            return f"pins.{match[2].replace('=', ' = ')}"
-        return name + (f" = {match[2]}" if match[2] and not match[2].isalpha() else f" {match[2]}" if match[2] else "")
-
-    text = _OPTION.sub(field, text)
-    return (
-        text.replace("`planner models`", "/v1/catalog/models")
-        .replace("`planner gpus`", "/v1/catalog/gpus")
-        .replace("`planner backends`", "/v1/catalog/backends")
-    )
-
-
-def _in_fields(value: Any) -> Any:
-    """The same for every text of a document."""
-    if isinstance(value, str):
-        return in_fields(value)
-    if isinstance(value, dict):
-        return {key: _in_fields(item) for key, item in value.items()}
-    return [_in_fields(item) for item in value] if isinstance(value, (list, tuple)) else value
+def _pointer(error: ErrorDetails, content: Any) -> str:
+    """JSON pointer of a complaint; names of types, which pydantic puts between, are no part of the body."""
+    kept: list[str] = []
+    *_, last = error["loc"] or ("",)
+    for part in error["loc"]:
+        inside = part in content if isinstance(content, dict) else False
+        if isinstance(content, list) and isinstance(part, int) and part < len(content):
+            inside = True
+        if inside:
+            content = content[part]
+        elif part is not last or error["type"] != "missing":
+            continue
+        kept.append(str(part).replace("~", "~0").replace("/", "~1"))
+    return "".join(f"/{part}" for part in kept)

@@ -114,7 +114,10 @@ def default_global_batch(model: ModelSpec, gpus: int, seq_len: int) -> int:
     unit = gpus
     while unit > target and unit % 2 == 0:
         unit //= 2
-    return max(1, round(target / unit)) * unit if unit <= target else unit
+    if unit > target:
+        return unit
+    # Short sequences on very many GPUs would make more of them than a step can have.
+    return max(1, min(round(target / unit), MAX_COUNT // unit)) * unit
 
 
 def _flash_attention(given: JobInput, accelerator: Accelerator, assumptions: list[Assumption]) -> bool:

@@ -106,7 +106,7 @@ class BiasSpec(Spec):
 class ModelSpec(Spec):
     """A decoder-only transformer, dense or mixture-of-experts, possibly hybrid."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=200)
     layers: int = Field(gt=0, le=10_000)
     """Blocks; in a hybrid every mixer and every MLP of ``pattern`` is a block of its own where Mamba is used."""
     hidden: int = Field(gt=0, le=1_000_000)

@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,12 @@ def test_the_whole_way(generated: str, service: Running) -> None:
     def part(name: str) -> Any:
         return importlib.import_module(f"{generated}.{name}")
 
-    client = part("client").Client(base_url=service.url, timeout=60)
+    with part("client").Client(base_url=service.url, timeout=60) as client:
+        _go(part, client)
+
+
+def _go(part: Callable[[str], Any], client: Any) -> None:
+    """Ask, look, take the result and the files, cancel; and be refused."""
     body = part("models.plan_body").PlanBody.from_dict(SMALL)
     job = part("api.plans.plans_create").sync(client=client, body=body, prefer="wait=60")
     assert job.state == "succeeded"

@@ -134,6 +134,14 @@ def test_default_batch_of_the_usual_question() -> None:
     assert default_global_batch(load_model("70b").spec, 128, 8192) == 512
 
 
+@pytest.mark.parametrize("gpus", [1_000_000, 999_999, 600_001])
+@pytest.mark.parametrize("seq_len", [1, 7])
+def test_the_assumed_batch_is_one_that_a_job_can_have(gpus: int, seq_len: int) -> None:
+    batch = default_global_batch(load_model("8b").spec, gpus, seq_len)
+    assert 0 < batch <= 100_000_000
+    assert batch % gpus == 0
+
+
 def test_models_by_name_file_and_folder(tmp_path: Path) -> None:
     """A catalogue name, a dimension file and a missing file."""
     assert resolve_model("llama-3.1-8b")[0].layers == 32

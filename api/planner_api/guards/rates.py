@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import time
 
@@ -15,6 +16,8 @@ from planner.specs.problems import shown
 from planner_api.guards.answers import problem_response
 from planner_api.problems import problem
 
+IPV6_NETWORK_BITS = 64
+"""Of an address, how much names the network that one customer is given at least."""
 FREE = ("/healthz", "/readyz")
 
 
@@ -29,7 +32,7 @@ class RateGuard:
         if scope["type"] != "http" or scope["path"] in FREE:
             await self.app(scope, receive, send)
             return
-        client = (scope.get("client") or ("unknown", 0))[0]
+        client = _counted((scope.get("client") or ("unknown", 0))[0])
         if await self.window.hit(self.limit, client):
             await self.app(scope, receive, send)
             return
@@ -37,6 +40,17 @@ class RateGuard:
         wait = max(1, math.ceil(left.reset_time - time.time()))
         told = problem("too-many-requests", f"more than {self.limit} from one address")
         await problem_response(told, {"Retry-After": str(wait)})(scope, receive, send)
+
+
+def _counted(address: str) -> str:
+    """The address, or the network of an IPv6 address: one machine has as many of those as it likes."""
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(known, ipaddress.IPv4Address):
+        return address
+    return str(known.ipv4_mapped or ipaddress.ip_network((known, IPV6_NETWORK_BITS), strict=False))
 
 
 def parsed_limit(text: str) -> RateLimitItem | None:

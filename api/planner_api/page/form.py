@@ -98,7 +98,7 @@ class Form:
         try:
             return PlanBody.model_validate_json(json.dumps(body), strict=True)
         except ValidationError as error:
-            told = of_validation(error.errors(include_url=False, include_context=False, include_input=False))
+            told = of_validation(error.errors(include_url=False, include_context=False, include_input=False), body)
             raise ProblemError("bad-input", told.detail, errors=told.errors) from None
 
     def _model(self) -> str | dict[str, Any]:

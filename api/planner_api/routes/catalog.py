@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from planner import service
 from planner.version import __version__
 from planner_api.openapi import answer, problems
-from planner_api.problems import ProblemError
+from planner_api.problems import FieldProblem, ProblemError
 from planner_api.routes.answers import etag_of, unchanged
 from planner_api.routes.dependencies import After, Limit, Reader
 from planner_api.schemas.answers import CatalogPage
@@ -63,7 +63,8 @@ def _page(request: Request, kind: str, text: str, limit: int, after: str | None)
     rows = _LISTS[kind](text)
     names = [str(row.get("id", row.get("name"))) for row in rows]
     if after is not None and after not in names:
-        raise ProblemError("bad-input", "after names no entry of this list", hint="follow the links")
+        told = FieldProblem(pointer="after", detail="this is no entry of the list")
+        raise ProblemError("bad-input", told.detail, errors=[told], hint="follow the links")
     first = 0 if after is None else names.index(after) + 1
     shown = rows[first : first + limit]
     more = first + limit < len(rows)

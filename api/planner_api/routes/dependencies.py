@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from planner_api.guards.tokens import Caller
 from planner_api.problems import FieldProblem, ProblemError, of_validation
@@ -48,10 +49,12 @@ async def read_body(request: Request, model: type[Body]) -> Body:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ProblemError("wrong-media-type", "the body must be application/json")
+    content = await request.body()
     try:
-        return model.model_validate_json(await request.body(), strict=True)
+        return model.model_validate_json(content, strict=True)
     except ValidationError as error:
-        told = of_validation(error.errors(include_url=False, include_context=False, include_input=False))
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        told = of_validation(errors, None if errors[0]["type"] == "json_invalid" else from_json(content))
         raise ProblemError("bad-input", told.detail, hint=told.hint, errors=told.errors) from None
 
 

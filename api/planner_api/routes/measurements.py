@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
+from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
 from planner.accuracy.comparison.report import framework_of
@@ -15,12 +16,13 @@ from planner.catalog import load_accelerator
 from planner.errors import InputError
 from planner.specs.measurement import MeasuredRun
 from planner_api.openapi import answer, body, problems
-from planner_api.problems import FieldProblem, ProblemError
+from planner_api.problems import FieldProblem, ProblemError, of_validation
 from planner_api.routes.dependencies import Admin, After, Asker, Limit, Reader, Served, cursor, read_body, read_cursor
 from planner_api.schemas.answers import MeasurementList, MeasurementsTaken
 from planner_api.schemas.questions import MeasurementsBody
 
 router = APIRouter(prefix="/v1/measurements", tags=["measurements"])
+_HINT = "`planner validate` writes records of this form"
 Identifier = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Id of a record.")]
 
 
@@ -58,11 +60,10 @@ def _checked(record: Mapping[str, object], place: str) -> tuple[str, str, str, s
             return identifier, load_accelerator(run.hardware.gpu).id, framework_of(run), text
     except InputError as error:
         problem = FieldProblem(pointer=f"{place}/hardware/gpu", detail=error.message)
-    except ValueError as error:
-        problem = FieldProblem(pointer=place, detail=str(error).partition("[type")[0].replace("\n", " ")[:300])
-    raise ProblemError(
-        "bad-input", problem.detail, errors=[problem], hint="`planner validate` writes records of this form"
-    )
+    except ValidationError as error:
+        told = of_validation(error.errors(include_url=False, include_context=False, include_input=False), record, place)
+        raise ProblemError("bad-input", told.detail, errors=told.errors, hint=_HINT) from None
+    raise ProblemError("bad-input", problem.detail, errors=[problem], hint=_HINT)
 
 
 @router.get(

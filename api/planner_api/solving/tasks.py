@@ -25,6 +25,7 @@ from planner.specs.profile import Profile
 from planner_api.problems import Problem, of_planner_error
 from planner_api.schemas.questions import CheckBody, EstimateBody, PlanBody
 from planner_api.solving.processes import telling
+from planner_api.wording import ABOUT_MACHINES_AND_JOB, in_fields
 
 __all__ = ["REPORTS", "Solved", "check", "estimate", "fit", "planner", "render", "report", "section", "solve"]
 
@@ -96,11 +97,21 @@ def estimate(body: str, profile: str | None) -> str | Problem:
 
 def check(body: str) -> str | Problem:
     """The report about a configuration as JSON."""
+    asked = CheckBody.model_validate_json(body)
     try:
-        report = service.check(CheckBody.model_validate_json(body).asked())
+        report = service.check(asked.asked())
     except PlannerError as problem:
-        return of_planner_error(problem)
-    return json.dumps(report.to_json_dict(), allow_nan=False)
+        return of_planner_error(problem, asked.files, {"/strategy/recompute": "/recompute"})
+    told = report.model_copy(
+        update={
+            "warnings": tuple(in_fields(text, options=ABOUT_MACHINES_AND_JOB) for text in report.warnings),
+            "findings": tuple(
+                finding.model_copy(update={"hint": in_fields(finding.hint, options=ABOUT_MACHINES_AND_JOB)})
+                for finding in report.findings
+            ),
+        }
+    )
+    return json.dumps(told.to_json_dict(), allow_nan=False)
 
 
 def render(document: str, rank: int, launcher: str) -> Mapping[str, str] | Problem:
