@@ -116,6 +116,7 @@ class PostgresQueue:
         self._open = AsyncExitStack()
         self._worker: asyncio.Task[None] | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._ending = False
 
     async def start(self) -> None:
         await self._open.enter_async_context(self._app.open_async())
@@ -144,7 +145,7 @@ class PostgresQueue:
     async def _work(self) -> None:
         """Take plans from the queue; where the database went away, as soon as it is back."""
         silent = self._settings.lost_after_s
-        while True:
+        while not self._ending:  # a worker that cannot say goodbye raises that instead of its cancellation
             try:
                 await self._app.run_worker_async(
                     queues=[QUEUE],
@@ -182,6 +183,7 @@ class PostgresQueue:
                 await self.put(plan)
 
     async def stop(self, grace_s: float) -> None:
+        self._ending = True
         # The first cancellation lets a worker finish what it has begun, within the grace that it was started with.
         for task, longest_s in ((self._sweeper, END_S), (self._worker, grace_s + END_S)):
             if task is not None:
