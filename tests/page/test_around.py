@@ -47,7 +47,7 @@ def test_a_search_that_waits_can_be_cancelled(tmp_path: Path) -> None:
     async def check(client: httpx.AsyncClient, services: Any) -> None:
         html = (await client.get(QUESTION)).text
         assert "Waiting for a free worker" in html
-        assert '<noscript><meta http-equiv="refresh" content="3; url=/?model=1b' in html
+        assert '<noscript><meta http-equiv="refresh" content="3; url=/plans/' in html
         plan = plan_of(html)
         part = (await client.get(f"/plans/{plan}", headers={"HX-Request": "true"})).text
         assert part.startswith("<title>")

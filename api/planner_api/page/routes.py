@@ -10,7 +10,18 @@ from starlette.responses import RedirectResponse, Response
 
 from planner_api.guards.tokens import COOKIE
 from planner_api.page.form import Form as Asked
-from planner_api.page.views import Answer, answer_to, asked_for, filled, framed, listing, part, shown, whole
+from planner_api.page.views import (
+    Answer,
+    answer_to,
+    asked_for,
+    filled,
+    framed,
+    listing,
+    part,
+    plan_address,
+    shown,
+    whole,
+)
 from planner_api.problems import ProblemError
 from planner_api.routes.dependencies import After, Limit, PlanId, Served, cursor, read_cursor
 from planner_api.routes.jobs import document_of, known_plan
@@ -49,7 +60,11 @@ async def plans(request: Request, served: Served, limit: Limit = 25, after: Afte
 
 @router.get("/plans/{plan}")
 async def stored(
-    plan: PlanId, request: Request, served: Served, rank: Annotated[int, Query(ge=1, le=51)] = 1
+    plan: PlanId,
+    request: Request,
+    served: Served,
+    rank: Annotated[int, Query(ge=1, le=51)] = 1,
+    base: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
     """A plan that somebody asked for, whoever it was, with a way to change the question."""
     turned_away = await _admitted(request, served)
@@ -57,7 +72,7 @@ async def stored(
         return turned_away
     row = await finished(await known_plan(plan, served), HOLD_S, served)
     asked = await asked_for(plan, served)
-    return _answered(request, asked, await shown(row, asked, None, served, f"/plans/{plan}", rank), served)
+    return _answered(request, asked, await shown(row, asked, base, served, plan_address(plan, base), rank), served)
 
 
 @router.post("/plans/{plan}/cancel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 
@@ -64,7 +65,14 @@ async def answer_to(asked: Form, served: Services, *, held_s: float) -> Answer:
         return wrong(refused.problem, asked)
     except PlannerError as error:
         return wrong(of_planner_error(error), asked)
-    return await shown(row, asked, asked["base"] or None, served, asked.address())
+    # Looked at again by its own address: asking again would start a plan that has failed anew, for ever.
+    base = asked["base"] or None
+    return await shown(row, asked, base, served, plan_address(plan, base))
+
+
+def plan_address(plan: str, base: str | None) -> str:
+    """Where a plan is shown, compared with ``base``."""
+    return f"/plans/{plan}" + ("" if base is None else f"?{urlencode({'base': base})}")
 
 
 async def shown(row: PlanRow, asked: Form, base: str | None, served: Services, address: str, rank: int = 1) -> Answer:
