@@ -36,22 +36,29 @@ def search(
 ) -> Outcome:
     """The best plan of the problem's backend and up to ``top`` alternatives on other meshes.
 
-    ``explain`` looks for the nearest miss and for changes that help when nothing fits (more searches).
+    ``explain`` looks for the nearest miss and for changes that help when nothing fits (more searches, in the same
+    limit).
 
-    Raises InputError for pins that leave nothing, TimeLimitError when the limit ends the search before any plan is
-    found.
+    Raises InputError for pins that leave nothing, TimeLimitError when the limit ends the search before it is known
+    whether there is a plan.
     """
     run = _Run(problem, top, time_limit_s, progress)
     outcome = run.search()
     if outcome.status == "infeasible" and explain:
-        report = explain_infeasible(problem, run.space, outcome.rejected, feasible)
+        report = explain_infeasible(
+            problem, run.space, outcome.rejected, lambda other: feasible(other, run.remaining())
+        )
         outcome = replace(outcome, infeasible=report)
     return replace(outcome, seconds=time.perf_counter() - run.started)
 
 
-def feasible(problem: Problem) -> bool:
-    """Whether some plan fits, found as cheaply as possible; Ctrl-C ends what asked, which needs the whole answer."""
-    outcome = _Run(problem, 0, None, None).search()
+def feasible(problem: Problem, time_limit_s: float | None) -> bool:
+    """Whether some plan fits, found as cheaply as possible; Ctrl-C ends what asked, which needs the whole answer.
+
+    Raises InputError for pins that leave nothing, TimeLimitError when there is no time."""
+    if time_limit_s is not None and time_limit_s <= 0:
+        raise TimeLimitError("no time is left")
+    outcome = _Run(problem, 0, time_limit_s, None).search()
     if outcome.interrupted:
         raise KeyboardInterrupt
     return outcome.best is not None
@@ -88,22 +95,23 @@ class _Run:
         rejected = self.space.rejected
         if self.frontier.does_not_fit:
             rejected["does-not-fit"] = self.frontier.does_not_fit
+        done = not interrupted and self.frontier.complete and not self.unproven and bound == float("inf")
         if not self._values():
-            if self._out_of_time():
+            if not done:
                 raise TimeLimitError(
                     f"no plan was found within {self.time_limit_s:g} s",
                     hint="raise the time limit or pin some degrees",
                 )
             return Outcome("infeasible", None, candidates=self.space.size, rejected=rejected, solved=self.solved)
-        done = not interrupted and self.frontier.complete and not self.unproven and bound == float("inf")
         outcome = self._outcome("optimal" if done else "feasible", bound, rejected)
         return replace(outcome, interrupted=interrupted)
 
-    def _remaining(self) -> float | None:
+    def remaining(self) -> float | None:
+        """Seconds left, none or negative when the time is up; None without a limit."""
         return None if self.time_limit_s is None else self.time_limit_s - (time.perf_counter() - self.started)
 
     def _out_of_time(self) -> bool:
-        remaining = self._remaining()
+        remaining = self.remaining()
         return remaining is not None and remaining <= 0
 
     def _values(self) -> dict[int, float]:
@@ -139,7 +147,7 @@ class _Run:
         cutoff = float("inf") if self.minimise_memory else best * (1 - TIE)
         decision = decide(
             one.inner, one.needs, one.incumbents, cutoff_s=cutoff, minimise_memory=self.minimise_memory,
-            time_limit_s=self._remaining(),
+            time_limit_s=self.remaining(),
         )  # fmt: skip
         self.solved += decision.used_solver
         self.unproven += not decision.proven

@@ -61,6 +61,8 @@ class InfeasibleReport:
     nearest: NearestMiss | None
     relaxations: tuple[Relaxation, ...]
     """Verified changes, the least one first; empty when none of those tried helps."""
+    complete: bool = True
+    """False when the time limit ended the search for changes."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from planner.cost.evaluate import CostContext
-from planner.errors import InputError
+from planner.errors import InputError, TimeLimitError
 from planner.search.capacity import host_steps
 from planner.search.inner import prepare
 from planner.search.outcome import InfeasibleReport, NearestMiss, Relaxation
@@ -40,9 +40,15 @@ Feasible = Callable[[Problem], bool]
 def explain_infeasible(
     problem: Problem, space: Space, rejected: dict[str, int], feasible: Feasible
 ) -> InfeasibleReport:
-    """The report of a search that found nothing; ``feasible`` answers whether a changed question has a plan."""
-    found = tuple(islice(_changes(problem, feasible), MAX_RELAXATIONS))
-    return InfeasibleReport(rejected, nearest_miss(problem.context, space), found)
+    """The report of a search that found nothing; ``feasible`` answers whether a changed question has a plan, and
+    raises TimeLimitError when the changes that were found until then have to do."""
+    nearest = nearest_miss(problem.context, space)
+    found: list[Relaxation] = []
+    try:
+        found.extend(islice(_changes(problem, feasible), MAX_RELAXATIONS))
+    except TimeLimitError:
+        return InfeasibleReport(rejected, nearest, tuple(found), complete=False)
+    return InfeasibleReport(rejected, nearest, tuple(found))
 
 
 def nearest_miss(context: CostContext, space: Space) -> NearestMiss | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.backends import get_backend
@@ -12,7 +12,7 @@ from planner.specs.convert import to_strategy
 from planner.specs.plan import PlanDocument, Request
 
 if TYPE_CHECKING:
-    from planner.search.outcome import NearestMiss, Outcome, Relaxation
+    from planner.search.outcome import InfeasibleReport, NearestMiss, Outcome, Relaxation
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error: it carries the answer found so far
@@ -48,13 +48,24 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
         f"no strategy of {', '.join(outcomes)} fits {request.model.name} on {cluster.gpus} x "
         f"{cluster.accelerator.id}{pinned}",
         details=details,
-        hint=next(iter(changes), NOTHING_TRIED_HELPS if details["nearest"] else RULES_FORBID_IT),
+        hint=next(iter(changes), _without_a_change(reports.values())),
     )
+
+
+def _without_a_change(reports: Collection[InfeasibleReport]) -> str:
+    """What to do where no change is known that helps."""
+    if not any(report.nearest for report in reports):
+        return RULES_FORBID_IT
+    return NOTHING_TRIED_HELPS if all(report.complete for report in reports) else TOO_LITTLE_TIME
 
 
 NOTHING_TRIED_HELPS = (
     "no single change that was tried helps (each pin left open, another framework, more GPUs, shorter sequences): "
     "change what the nearest miss lacks"
+)
+TOO_LITTLE_TIME = (
+    "the time limit ended the search for changes that help: raise --time-limit to be told one, or change what the "
+    "nearest miss lacks"
 )
 RULES_FORBID_IT = "the rules above refuse every candidate: change the model, the accelerator or the batch they speak of"
 

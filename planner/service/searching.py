@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_NODE_COUNTS = 24
 """Cluster sizes that the cost objective tries at most."""
+LEAST_SHARE_S = 0.01
+"""A search whose time is up is asked all the same: it may have a first plan at once."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,20 @@ class Found:
     interrupted: bool = False
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """A time limit that several searches share."""
+
+    limit_s: float | None
+    started: float = field(default_factory=time.monotonic)
+
+    def share(self, parts: int) -> float | None:
+        """An equal share of the time that is left, for one of so many searches that are still to come."""
+        if self.limit_s is None:
+            return None
+        return max((self.limit_s - (time.monotonic() - self.started)) / parts, LEAST_SHARE_S)
+
+
 @dataclass
 class _Running:
     """Results of the backends searched so far."""
@@ -55,19 +71,24 @@ class _Running:
 
 
 def search_backends(
-    request: Request, names: Sequence[str], top: int, time_limit_s: float | None, progress: SearchProgress | None = None
+    request: Request,
+    names: Sequence[str],
+    top: int,
+    time_limit_s: float | None,
+    progress: SearchProgress | None = None,
+    *,
+    explain: bool = True,
 ) -> Found:
-    """The best plan over the named backends; each gets an equal share of the time that is left."""
+    """The best plan over the named backends; each gets an equal share of the time that is left.
+
+    Without one it is explained what came nearest and what would help, in the time that is left then."""
     running = _Running()
-    started = time.monotonic()
+    clock = _Clock(time_limit_s)
     for position, name in enumerate(names):
-        left = None
-        if time_limit_s is not None:
-            left = max((time_limit_s - (time.monotonic() - started)) / (len(names) - position), 0.01)
         if progress:
             progress(SearchState(name))
         try:
-            _search_one(running, request, name, top, left, progress)
+            _search_one(running, request, name, top, clock.share(len(names) - position), progress)
         except KeyboardInterrupt:
             if not any(running.plans.values()):
                 raise
@@ -75,6 +96,8 @@ def search_backends(
         running.interrupted |= name in running.outcomes and running.outcomes[name].interrupted
         if running.interrupted:
             break
+    if not any(running.plans.values()):
+        raise _failure(running, request, clock if explain else None)
     return _ranked(running, request, top)
 
 
@@ -102,8 +125,6 @@ def _ranked(running: _Running, request: Request, top: int) -> Found:
     ranked = sorted(
         (plan for found in plans.values() for plan in found), key=lambda plan: objective_value(request, plan)
     )
-    if not ranked:
-        raise _failure(running, request)
     warnings = [f"{name} is left out: {problem.message}" for name, problem in running.refused.items()]
     warnings += [
         f"the search of {name} ended at its limit: its plan is the best found, not proven best"
@@ -122,12 +143,16 @@ def _ranked(running: _Running, request: Request, top: int) -> Found:
     )
 
 
-def _failure(running: _Running, request: Request) -> PlannerError:
-    if running.outcomes and not any(isinstance(problem, TimeLimitError) for problem in running.refused.values()):
+def _failure(running: _Running, request: Request, clock: _Clock | None) -> PlannerError:
+    """The error that nothing was found; explained where there is a clock."""
+    if not running.outcomes or any(isinstance(problem, TimeLimitError) for problem in running.refused.values()):
+        return _refused_by_all(running.refused)
+    outcomes = dict(running.outcomes)
+    if clock is not None:
         # Only now that nothing fits anywhere are the nearest miss and the changes that help worth their search.
-        outcomes = {name: _search(request, name, 1, None, explain=True) for name in running.outcomes}
-        return nothing_found(request, outcomes)
-    return _refused_by_all(running.refused)
+        for position, name in enumerate(running.outcomes):
+            outcomes[name] = _search(request, name, 1, clock.share(len(outcomes) - position), explain=True)
+    return nothing_found(request, outcomes)
 
 
 def _refused_by_all(refused: Mapping[str, PlannerError]) -> PlannerError:
@@ -219,21 +244,16 @@ def cheapest_cluster(
             where="--objective cost",
             hint="give dollars per GPU-hour with --price",
         )
-    started = time.monotonic()
+    clock = _Clock(time_limit_s)
     tried: list[tuple[float, Cluster]] = []
-    first: PlannerError | None = None
     interrupted = False
     counts = node_counts(cluster.nodes)
     for position, nodes in enumerate(counts):
         part = cluster if nodes == cluster.nodes else with_gpus(cluster, nodes * cluster.gpus_per_node)
-        left = None
-        if time_limit_s is not None:
-            left = max((time_limit_s - (time.monotonic() - started)) / (len(counts) - position + 1), 0.01)
+        asked, left = request.model_copy(update={"cluster": part}), clock.share(len(counts) - position + 1)
         try:
-            found = search_backends(request.model_copy(update={"cluster": part}), names, 1, left, progress)
-        except (InfeasibleError, TimeLimitError) as problem:
-            # The error about the whole cluster is the one worth showing.
-            first = first or problem
+            found = search_backends(asked, names, 1, left, progress, explain=False)
+        except (InfeasibleError, TimeLimitError):
             continue
         except KeyboardInterrupt:
             if not tried:
@@ -244,8 +264,9 @@ def cheapest_cluster(
         interrupted = found.interrupted
         if interrupted:
             break
-    if first is not None and not tried:
-        raise first
+    if not tried:
+        # Raises: the whole cluster is what is worth an explanation.
+        search_backends(request, names, 1, clock.share(1), progress)
     _, chosen = min(tried, key=lambda item: (item[0], item[1].gpus))
     extent = f"{position + 1} of {len(counts)} node counts were tried"
     return chosen, f"{chosen.gpus} of {cluster.gpus} GPUs give the lowest cost per token ({extent})", interrupted

@@ -311,7 +311,7 @@ def test_one_interrupt_ends_the_check(cli: Cli, tmp_path: Path, monkeypatch: pyt
         assert cli("check", megatron(tmp_path), "--gpu", "h100").code == 130
     monkeypatch.setattr("planner.search.engine._Run.search", lambda _: found)
     with pytest.raises(KeyboardInterrupt):
-        feasible(None)  # type: ignore[arg-type]
+        feasible(None, None)  # type: ignore[arg-type]
 
 
 # --- Verdicts

@@ -194,6 +194,17 @@ def test_time_limit(cli: Cli) -> None:
         assert result.document["error"]["code"] == "time-limit"
 
 
+def test_time_limit_where_nothing_fits(cli: Cli) -> None:
+    """The limit holds for the search for changes that help, too: without one the answer says why, and what to do."""
+    asked = ["suggest", "--model", "deepseek-v3", "--gpus", "8", "--gpu", "h100", "--json"]
+    short = cli(*asked, "--time-limit", "0.01")
+    assert short.code == 3
+    error = short.document["error"]
+    assert error["details"]["nearest"]
+    assert error["details"]["relaxations"] == []
+    assert "raise --time-limit" in error["hint"]
+
+
 def test_interrupt_keeps_what_was_found(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first framework prints its plan, says so, and exits with 130."""
     from planner.service import searching

@@ -17,8 +17,11 @@ from planner.errors import InputError, TimeLimitError
 from planner.search.engine import Problem, search
 from planner.search.exhaustive import compositions, every_strategy
 from planner.search.explain import explain
+from planner.search.incumbent import Incumbents
+from planner.search.inner import Inner
 from planner.search.outcome import Pin, Progress
 from planner.search.pins import read_pins
+from planner.search.relax import explain_infeasible
 from planner.search.scaling import RESOLUTION, to_integer, to_integers, unit_for
 from planner.search.space import enumerate_space, even_layout, stage_cap
 from planner.search.waterfill import least_level
@@ -272,12 +275,40 @@ def test_more_gpus_are_offered_when_they_help() -> None:
     assert search(Problem(replace(asked.context, cluster=larger))).best is not None
 
 
-def test_time_limit_without_a_plan() -> None:
-    """A limit that ends the search before it starts is an error of its own, not an infeasible problem."""
+def test_time_limit_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates that are left when the time is up are an error of its own, not an infeasible problem."""
+
+    def none(inner: Inner, *given: object, **named: object) -> Incumbents:
+        nothing, rows = np.full(len(inner), np.inf), np.zeros(len(inner), dtype=np.int64)
+        return Incumbents(nothing, nothing.copy(), inner.group.batch.stage_layers.copy(), rows, rows.copy())
+
+    monkeypatch.setattr("planner.search.frontier.construct", none)
     with pytest.raises(TimeLimitError):
-        search(question(memory_gib=5, gpus=1), time_limit_s=0.0)
-    outcome = search(question(), time_limit_s=30.0)
-    assert outcome.status == "optimal"
+        search(question(), time_limit_s=0.0)
+    assert search(question(), time_limit_s=60.0).best is not None
+
+
+def test_infeasible_however_little_time() -> None:
+    """That no candidate is left is known without time; what would help is not looked for any more, and that is said."""
+    report = search(question(memory_gib=5, gpus=1), time_limit_s=0.0).infeasible
+    assert report is not None
+    assert report.nearest is not None
+    assert (report.relaxations, report.complete) == ((), False)
+
+
+def test_changes_found_in_time_are_kept() -> None:
+    """The limit ends the search for changes that help; those that were found until then stay."""
+    asked = question(gpus=1, memory_gib=5)
+    answers = iter([False, True])
+
+    def twice(_: Problem) -> bool:
+        for answer in answers:
+            return answer
+        raise TimeLimitError("no time is left")
+
+    report = explain_infeasible(asked, enumerate_space(asked.context, {}), {}, twice)
+    assert [change.field for change in report.relaxations] == ["backend"]
+    assert not report.complete
 
 
 def test_objective_memory_needs_less() -> None:
