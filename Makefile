@@ -47,4 +47,4 @@ fit: $(BIN)/.installed
 
 # Rewrites the committed description of the API, with which a test compares.
 openapi: $(BIN)/.installed
-	$(BIN)/python -m planner_api.openapi > api/openapi.json
+	$(BIN)/python -m planner_api.openapi_file > api/openapi.json

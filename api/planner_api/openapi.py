@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from fastapi import FastAPI
@@ -89,15 +87,3 @@ _DESCRIPTION = (
     "to look. Whatever goes wrong is answered as `application/problem+json` with a hint. The same question has the "
     "same id, whoever asks."
 )
-
-
-def text() -> str:
-    """The description as it is committed in ``api/openapi.json``."""
-    from planner_api.app import create_app  # the app's routes import this module
-
-    # The server's version is no part of the interface.
-    return json.dumps(create_app().openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(text())

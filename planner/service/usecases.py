@@ -10,7 +10,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
-from planner import __version__
 from planner.backends import BACKENDS, COMPARED
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InputError
@@ -29,6 +28,7 @@ from planner.specs.launcher import Launcher
 from planner.specs.plan import Plan, PlanDocument, SearchReport
 from planner.specs.problems import shown
 from planner.specs.profile import Profile
+from planner.version import __version__
 
 
 def suggest(request: PlanRequest, progress: SearchProgress | None = None) -> PlanDocument:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from planner_api.openapi import text
+from planner_api.openapi_file import text
 
 COMMITTED = Path(__file__).parents[2] / "api" / "openapi.json"
 OPERATIONS = {
