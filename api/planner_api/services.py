@@ -53,6 +53,14 @@ class Services:
     """(plan, rank) -> the part of the page."""
     ending: bool = False
 
+    def forget(self, plan: str) -> None:
+        """The plan is made anew: nothing that is remembered of it holds."""
+        self.finished.pop(plan, None)
+        for file in [key for key in self.rendered if key[0] == plan]:
+            self.rendered.pop(file, None)
+        for section in [key for key in self.sections if key[0] == plan]:
+            self.sections.pop(section, None)
+
     def end(self) -> None:
         """Nothing new is accepted, and whoever waits for a plan is answered with what there is."""
         self.ending = True

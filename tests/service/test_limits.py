@@ -192,12 +192,20 @@ def test_stopped_pool_refuses() -> None:
 
 
 def test_search_ends_at_its_limit(sqlite: Place) -> None:
-    """A search without time ends by itself, with the best that it has found until then."""
-    service = sqlite.serve(solve_time_limit_s=0.01)
-    plan = service.ask(long_question(), wait_s=60).json()
-    assert (plan["state"], plan["attempts"], plan["outcome"]) == ("succeeded", 1, "plan")
-    assert plan["result"]["search"]["status"] == "feasible"
-    assert service.end() == 0
+    """A search without time ends by itself, with the best that it has found until then; that stays the answer until
+    there is more time."""
+    question = long_question()
+    short = sqlite.serve(solve_time_limit_s=0.01)
+    plans = [short.ask(question, wait_s=60).json() for _ in range(2)]
+    assert {(plan["state"], plan["attempts"], plan["outcome"]) for plan in plans} == {("succeeded", 1, "plan")}
+    assert {plan["result"]["search"]["status"] for plan in plans} == {"feasible"}
+    assert len(short.events("plan started")) == 1
+    assert short.end() == 0
+    service = sqlite.serve()
+    longer = [service.ask(question, wait_s=60).json() for _ in range(2)]
+    assert {plan["result"]["search"]["status"] for plan in longer} == {"optimal"}
+    assert {plan["id"] for plan in (*plans, *longer)} == {plans[0]["id"]}
+    assert len(service.events("plan started")) == 1
 
 
 def test_search_is_ended_when_it_does_not_end_itself(sqlite: Place) -> None:

@@ -38,7 +38,7 @@ def _time(seconds: float | None) -> str | None:
 
 
 async def job_json(row: PlanRow, served: Services) -> bytes:
-    """The plan with its result, as JSON; finished ones are remembered."""
+    """The plan with its result, as JSON; finished ones are remembered, unless a longer search may find more."""
     known: bytes | None = served.finished.get(row.id)
     if known is not None:
         return known
@@ -49,7 +49,7 @@ async def job_json(row: PlanRow, served: Services) -> bytes:
     if result is None:
         return text
     text = text.removesuffix(_NO_RESULT) + b'"result":' + result.encode() + b"}"
-    if len(text) <= served.finished.maxsize:
+    if row.cut_at_s is None and len(text) <= served.finished.maxsize:
         served.finished[row.id] = text
     return text
 

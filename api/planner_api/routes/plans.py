@@ -102,16 +102,18 @@ async def accepted(plan: str, asked: PlanBody, profile: str | None, served: Serv
     if served.ending:
         raise ProblemError("shutting-down", "the service is ending", headers={"Retry-After": "10"})
     question = json.dumps({"body": asked.model_dump(mode="json"), "profile": profile and json.loads(profile)})
+    settings = served.settings
     try:
-        row, put = await served.plans.accept(plan, question, served.settings.queue_limit)
+        row, put = await served.plans.accept(plan, question, settings.queue_limit, settings.solve_time_limit_s)
     except QueueFullError:
         raise ProblemError(
             "queue-full",
-            f"{served.settings.queue_limit} plans wait already",
+            f"{settings.queue_limit} plans wait already",
             hint="ask again later; plans that are known are answered all the same",
             headers={"Retry-After": "5"},
         ) from None
     if put:
+        served.forget(plan)
         await served.queue.put(plan)
     return row
 

@@ -116,6 +116,7 @@ class Conductor:
             outcome=solved.outcome,
             problem=solved.problem,
             result=solved.result,
+            cut_at_s=solved.cut_at_s,
         ):
             log.warning("plan was given to another worker meanwhile", plan=plan)
             return True

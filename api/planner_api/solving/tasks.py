@@ -42,6 +42,8 @@ class Solved:
     result: str | None = None
     """The plan document as JSON."""
     problem: str | None = None
+    cut_at_s: float | None = None
+    """The service's limit of time, where that ended the search early."""
 
 
 def solve(plan: str, question: str, limit_s: float) -> Solved:
@@ -50,17 +52,21 @@ def solve(plan: str, question: str, limit_s: float) -> Solved:
     body = PlanBody.model_validate_json(json.dumps(content["body"]))
     profile = None if content["profile"] is None else Profile.model_validate_json(json.dumps(content["profile"]))
     request = body.asked(profile, limit_s)
+    own = request.time_limit_s is None or request.time_limit_s >= limit_s
     request = replace(request, time_limit_s=request.time_limit_s or limit_s)
     try:
         document = service.suggest(request, _Teller())
     except (InfeasibleError, TimeLimitError) as problem:
-        outcome = "infeasible" if isinstance(problem, InfeasibleError) else "time-limit"
-        return Solved("succeeded", outcome, problem=of_planner_error(problem).model_dump_json())
+        found_none, told = isinstance(problem, InfeasibleError), of_planner_error(problem).model_dump_json()
+        outcome = "infeasible" if found_none else "time-limit"
+        return Solved("succeeded", outcome, problem=told, cut_at_s=limit_s if own and not found_none else None)
     except PlannerError as problem:
         return Solved("failed", None, problem=of_planner_error(problem).model_dump_json())
     # The id is that of the question as it was asked: the service's own limit is no part of it.
     document = document.model_copy(update={"id": plan})
-    return Solved("succeeded", "plan", result=json.dumps(document.to_json_dict(), allow_nan=False))
+    result = json.dumps(document.to_json_dict(), allow_nan=False)
+    early = own and document.search.status == "feasible"
+    return Solved("succeeded", "plan", result=result, cut_at_s=limit_s if early else None)
 
 
 class _Teller:

@@ -36,6 +36,7 @@ class PlanRow:
     cancel: bool
     progress: str | None
     problem: str | None
+    cut_at_s: float | None
 
     @property
     def finished(self) -> bool:
@@ -52,13 +53,16 @@ class PlanStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def accept(self, plan: str, question: str, queue_limit: int) -> tuple[PlanRow, bool]:
-        """The plan of this id, and whether it was put into the queue now: it is new, or failed or was cancelled before.
+    async def accept(self, plan: str, question: str, queue_limit: int, limit_s: float) -> tuple[PlanRow, bool]:
+        """The plan of this id, and whether it was put into the queue now: it is new, failed or was cancelled before, or
+        was cut short by a limit below ``limit_s``.
 
         Raises QueueFullError."""
+        ended_badly = or_(plans.c.state.in_(("failed", "cancelled")), plans.c.cut_at_s < limit_s)
+        wanted = and_(plans.c.id == plan, plans.c.state.in_(FINISHED), ended_badly)
         async with self._database.begin() as db:
             known = (await db.execute(select(*_STATUS).where(plans.c.id == plan))).first()
-            if known is not None and known.state not in ("failed", "cancelled"):
+            if known is not None and await db.scalar(select(plans.c.id).where(wanted)) is None:
                 if known.cancel:
                     # Whoever cancelled it a moment ago did not know that somebody still wants it.
                     await db.execute(update(plans).where(plans.c.id == plan, plans.c.cancel).values(cancel=False))
@@ -69,7 +73,7 @@ class PlanStore:
             fresh = {
                 "state": "queued", "outcome": None, "attempts": 0, "created_at": time.time(), "started_at": None,
                 "finished_at": None, "heard_at": None, "worker": None, "cancel": False, "progress": None,
-                "problem": None, "result": None,
+                "problem": None, "result": None, "cut_at_s": None,
             }  # fmt: skip
             try:
                 async with db.begin_nested():
@@ -77,8 +81,7 @@ class PlanStore:
                         await db.execute(insert(plans).values(id=plan, question=question, **fresh))
                         put = True
                     else:
-                        again = update(plans).where(plans.c.id == plan, plans.c.state.in_(("failed", "cancelled")))
-                        put = (await db.execute(again.values(**fresh))).rowcount == 1
+                        put = (await db.execute(update(plans).where(wanted).values(**fresh))).rowcount == 1
             except IntegrityError:
                 put = False  # another process was first
             row = (await db.execute(select(*_STATUS).where(plans.c.id == plan))).one()
@@ -120,12 +123,12 @@ class PlanStore:
         outcome: str | None = None,
         problem: str | None = None,
         result: str | None = None,
+        cut_at_s: float | None = None,
     ) -> bool:
         """The end of a plan, as far as it is still this worker's."""
         mine = and_(plans.c.id == plan, plans.c.worker == worker, plans.c.state == "running")
-        return await self._change(
-            mine, state=state, outcome=outcome, problem=problem, result=result, finished_at=time.time()
-        )
+        ended = {"state": state, "outcome": outcome, "problem": problem, "result": result, "cut_at_s": cut_at_s}
+        return await self._change(mine, **ended, finished_at=time.time())
 
     async def end_cancelled(self, plan: str, worker: str) -> bool:
         """The end of a plan that was cancelled, unless it was asked for again before its worker had stopped."""

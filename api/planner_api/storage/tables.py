@@ -23,6 +23,7 @@ plans = Table(
     Column("progress", Text),
     Column("problem", Text),
     Column("result", Text),
+    Column("cut_at_s", Float),  # the service's limit of time, where that ended the search early
     Index("plans_by_state", "state", "created_at"),
     Index("plans_by_time", "created_at", "id"),
 )

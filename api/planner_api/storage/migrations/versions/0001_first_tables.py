@@ -25,6 +25,7 @@ def upgrade() -> None:
         sa.Column("progress", sa.Text),
         sa.Column("problem", sa.Text),
         sa.Column("result", sa.Text),
+        sa.Column("cut_at_s", sa.Float),
     )
     op.create_index("plans_by_state", "plans", ["state", "created_at"])
     op.create_index("plans_by_time", "plans", ["created_at", "id"])
