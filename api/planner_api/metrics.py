@@ -30,6 +30,12 @@ class Metrics:
             buckets=_ANSWERS,
             registry=self.registry,
         )
+        self._refused = Counter(
+            "planner_connections_refused",
+            "Connections that ended without a request that could be answered.",
+            ["reason"],
+            registry=self.registry,
+        )
         self._queue = Gauge("planner_queue_depth", "Plans that wait.", registry=self.registry)
         self._running = Gauge("planner_plans_running", "Plans that are worked on.", registry=self.registry)
 
@@ -40,6 +46,9 @@ class Metrics:
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         self._requests.labels(method, route, str(status)).inc()
         self._request_s.labels(route).observe(seconds)
+
+    def refused(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
 
     def text(self, counts: dict[str, int]) -> bytes:
         """The exposition, with the queue as it is now."""

@@ -73,7 +73,7 @@ async def _serve(settings: Settings) -> None:
             timeout_keep_alive=max(1, round(settings.header_timeout_s)),
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
             lifespan="off",  # what it would do is done here, where errors can be told
-            http=guarded(settings.header_timeout_s, settings.connection_limit),
+            http=guarded(settings.header_timeout_s, settings.connection_limit, metrics.refused),
             ws="none",
         )
         host, port = listening.getsockname()[:2]

@@ -127,6 +127,23 @@ def test_heads_that_are_none_are_refused(narrow: Running, sent: bytes, status: i
     raw_problem(received, status)
 
 
+def test_refused_connections_are_counted(narrow: Running) -> None:
+    """No route sees them, so nothing else would tell."""
+
+    def count(reason: str) -> float:
+        line = f'planner_connections_refused_total{{reason="{reason}"}} '
+        numbers = httpx.get(f"{narrow.url}/metrics", trust_env=False).text
+        found = [text.removeprefix(line) for text in numbers.splitlines() if line in text]
+        return float(found[0]) if found else 0.0
+
+    for reason, sent in (("not-http", b"not HTTP\r\n\r\n"), ("head-too-late", b"GET /heal")):
+        before = count(reason)
+        with connected(narrow) as connection:
+            connection.sendall(sent)
+            everything(connection)
+        assert count(reason) == before + 1
+
+
 def test_an_upgrade_is_not_taken(narrow: Running) -> None:
     with connected(narrow) as connection:
         connection.sendall(HEAD + b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n")

@@ -6,6 +6,7 @@ uvicorn has a time limit between two requests of a connection, but none for the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from uvicorn.config import Config
@@ -20,7 +21,8 @@ HEAD_BYTES = 64 * 1024
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's connection, closed when a head has not come after ``head_timeout_s`` or more than ``most`` are open."""
+    """uvicorn's connection, closed when a head has not come after ``head_timeout_s`` or more than ``most`` are open;
+    ``refused`` hears why."""
 
     def __init__(
         self,
@@ -31,16 +33,17 @@ class GuardedProtocol(HttpToolsProtocol):
         *,
         head_timeout_s: float,
         most: int,
+        refused: Callable[[str], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._head_timeout_s, self._most = head_timeout_s, most
+        self._head_timeout_s, self._most, self._refused = head_timeout_s, most, refused
         self._deadline: asyncio.TimerHandle | None = None
         self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._most:
-            self._refuse("not-able", "too many connections are open", retry=True)
+            self._refuse("too-many", "not-able", "too many connections are open", retry=True)
             return
         self._await_head()
 
@@ -54,7 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self._refuse("head-too-large", f"the headers may have at most {HEAD_BYTES} bytes")
+            self._refuse("head-too-large", "head-too-large", f"the headers may have at most {HEAD_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -65,7 +68,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse("bad-request", "this is not HTTP")
+        self._refuse("not-http", "bad-request", "this is not HTTP")
 
     def _unsupported_upgrade_warning(self) -> None:
         """The request is answered as if it had not asked for another protocol."""
@@ -73,16 +76,21 @@ class GuardedProtocol(HttpToolsProtocol):
     def _await_head(self) -> None:
         if self._deadline is None:
             self._head_bytes = 0
-            # A client that has sent nothing could take an answer for that of its next request: it is only closed.
-            self._deadline = self.loop.call_later(self._head_timeout_s, self.transport.close)
+            self._deadline = self.loop.call_later(self._head_timeout_s, self._too_late)
+
+    def _too_late(self) -> None:
+        """A client that has sent nothing could take an answer for that of its next request: it is only closed."""
+        self._refused("head-too-late")
+        self.transport.close()
 
     def _head_is_there(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _refuse(self, code: str, detail: str, *, retry: bool = False) -> None:
+    def _refuse(self, reason: str, code: str, detail: str, *, retry: bool = False) -> None:
         """Answer in place of the application, and close."""
+        self._refused(reason)
         self._head_is_there()
         begin_request(None)
         told = problem(code, detail).model_copy(update={"instance": f"urn:planner:request:{request_id()}"})
@@ -97,6 +105,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def guarded(head_timeout_s: float, most: int) -> type[asyncio.Protocol]:
+def guarded(head_timeout_s: float, most: int, refused: Callable[[str], None]) -> type[asyncio.Protocol]:
     """What ``uvicorn.Config(http=...)`` takes."""
-    return partial(GuardedProtocol, head_timeout_s=head_timeout_s, most=most)  # type: ignore[return-value]
+    return partial(  # type: ignore[return-value]
+        GuardedProtocol, head_timeout_s=head_timeout_s, most=most, refused=refused
+    )
