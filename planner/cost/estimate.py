@@ -20,9 +20,10 @@ def estimate(context: CostContext, batch: StrategyBatch) -> Estimate:
     if len(batch) != 1:
         raise ValueError(f"estimate takes one strategy, got {len(batch)}")
     step = Step(Work(context, batch), int(batch.pp[0]))
-    layers, recomputed = layer_counts(context, batch), recomputed_counts(context, batch)
+    counts = layer_counts(context, batch), recomputed_counts(context, batch)
     offload = float(batch.offload_optimizer[0])
-    result = assemble(step.model, layers, recomputed, batch.offload_optimizer)
+    result = assemble(step.model, *counts, batch.offload_optimizer)
+    layers, recomputed = (count.sum(axis=1) for count in counts)
     seconds, memory = float(result.step_time_s[0]), float(result.peak_memory_bytes[0])
     job, cluster, spread = context.job, context.cluster, context.uncertainty
     tokens = float(job.global_batch) * job.seq_len

@@ -33,13 +33,14 @@ def stage_model(context: CostContext, batch: StrategyBatch) -> StageModel:
 
 
 def layer_counts(context: CostContext, batch: StrategyBatch) -> IntArray:
-    """(N, P, K) layers of each kind on each pipeline rank; virtual stage k runs on rank k mod P."""
-    return _rank_sums(stage_counts(context, batch), batch)
+    """(N, V, P, K) layers of each kind in each chunk of each pipeline rank; virtual stage k is chunk k div P of rank
+    k mod P."""
+    return _by_chunk(stage_counts(context, batch), batch)
 
 
 def recomputed_counts(context: CostContext, batch: StrategyBatch) -> IntArray:
-    """(N, P, K) layers of each kind that recompute."""
-    return _rank_sums(stage_recomputed(context, batch), batch)
+    """(N, V, P, K) layers of each kind that recompute."""
+    return _by_chunk(stage_recomputed(context, batch), batch)
 
 
 def stage_recomputed(context: CostContext, batch: StrategyBatch) -> IntArray:
@@ -60,10 +61,10 @@ def stage_counts(context: CostContext, batch: StrategyBatch) -> IntArray:
     return np.asarray(context.kind_prefix[ends] - context.kind_prefix[starts])
 
 
-def _rank_sums(counts: IntArray, batch: StrategyBatch) -> IntArray:
-    """(N, S, K) to (N, P, K): the chunks of a rank are P stages apart."""
+def _by_chunk(counts: IntArray, batch: StrategyBatch) -> IntArray:
+    """(N, S, K) to (N, V, P, K): the chunks of a rank are P stages apart."""
     pp, vpp = int(batch.pp[0]), int(batch.vpp[0])
-    return np.asarray(counts.reshape(len(batch), vpp, pp, counts.shape[2]).sum(axis=1))
+    return np.asarray(counts.reshape(len(batch), vpp, pp, counts.shape[2]))
 
 
 def fits(context: CostContext, result: StageResult) -> BoolArray:

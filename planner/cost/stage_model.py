@@ -23,11 +23,12 @@ class StageModel:
 
     Step time = slowest_weight * T_max + others_weight * (sum_r T_r - T_max) + p2p + max_r tail_r + constant, with the
     rank's time per micro-batch T_r = sum_k layers_rk * layer_time + recomputed_rk * recompute_time + first/last
-    extras."""
+    extras.  Ranks with several chunks take them in turn, all the same one at about the same time, so that T_max is the
+    sum over the chunks c of the slowest rank's time for each, sum_c max_r T_rc."""
 
     pp: int
     slowest_weight: FloatArray
-    """(N,) weight of the slowest rank's time: the micro-batches m of a step and replica."""
+    """(N,) weight of T_max: the micro-batches m of a step and replica."""
     others_weight: FloatArray
     """(N,) weight of the other ranks' time in fill and drain: 1 for 1F1B and GPipe, 1/v interleaved, smaller for zero
     bubble.  Where ranks share cores both weights can be m / p: all work on all cores, whatever a stage takes."""
@@ -105,7 +106,7 @@ class StageResult:
     """What ``assemble`` finds; arrays of length N or (N, P)."""
 
     rank_time_s: FloatArray
-    """(N, P) forward and backward of one micro-batch."""
+    """(N, P) forward and backward of one micro-batch, all chunks of a rank together."""
     pipeline_time_s: FloatArray
     """(N,) m * T_max + bubble + p2p."""
     rank_tail_s: FloatArray
@@ -127,52 +128,64 @@ def _ends(first: FloatArray, last: FloatArray, ranks: int) -> FloatArray:
     return out
 
 
+def _by_kind(counts: IntArray, per_layer: FloatArray) -> FloatArray:
+    """(N, ..., K) counts times (N, K) amounts, summed over the kinds."""
+    # K is 1 to 3, so an explicit sum beats einsum.
+    shape = (-1, *[1] * (counts.ndim - 2))
+    total = counts[..., 0] * per_layer[:, 0].reshape(shape)
+    for k in range(1, per_layer.shape[1]):
+        total = total + counts[..., k] * per_layer[:, k].reshape(shape)
+    return total
+
+
+def _slowest(model: StageModel, layers: IntArray, recomputed: IntArray) -> FloatArray:
+    """(N,) T_max: the slowest rank's time for each chunk, all chunks together."""
+    chunks = _by_kind(layers, model.layer_time_s) + _by_kind(recomputed, model.recompute_time_s)
+    chunks[:, 0, 0] += model.first_time_s
+    chunks[:, -1, -1] += model.last_time_s
+    return np.asarray(chunks.max(axis=2).sum(axis=1))
+
+
 def assemble(model: StageModel, layers: IntArray, recomputed: IntArray, offload: FloatArray) -> StageResult:
     """Step time and memory of each candidate.
 
-    ``layers`` and ``recomputed`` are (N, P, K): layers of each kind on each pipeline rank, and how many of them
-    recompute; ``offload`` (N,) is the offloaded share of the optimizer states."""
+    ``layers`` and ``recomputed`` are (N, V, P, K): layers of each kind in each chunk of each pipeline rank, and how
+    many of them recompute; ``offload`` (N,) is the offloaded share of the optimizer states."""
     p = model.pp
-
-    def per_rank(counts: IntArray, per_layer: FloatArray) -> FloatArray:
-        # (N, P, K) x (N, K) -> (N, P); K is 1 to 3, so an explicit sum beats einsum.
-        total = counts[:, :, 0] * per_layer[:, None, 0]
-        for k in range(1, per_layer.shape[1]):
-            total = total + counts[:, :, k] * per_layer[:, None, k]
-        return total
+    slowest = _slowest(model, layers, recomputed)
+    layers, recomputed = layers.sum(axis=1), recomputed.sum(axis=1)
 
     rank_time = (
-        per_rank(layers, model.layer_time_s)
-        + per_rank(recomputed, model.recompute_time_s)
+        _by_kind(layers, model.layer_time_s)
+        + _by_kind(recomputed, model.recompute_time_s)
         + _ends(model.first_time_s, model.last_time_s, p)
     )
-    slowest = rank_time.max(axis=1)
     pipeline = (
         model.slowest_weight * slowest + model.others_weight * (rank_time.sum(axis=1) - slowest) + model.p2p_time_s
     )
-    traffic = per_rank(layers, model.layer_reduce_time_s) + _ends(
+    traffic = _by_kind(layers, model.layer_reduce_time_s) + _ends(
         model.first_reduce_time_s, model.last_reduce_time_s, p
     )
     exposed = np.maximum(model.reduce_floor_s[:, None], traffic - model.reduce_window_share[:, None] * rank_time)
-    optimizer = per_rank(layers, model.layer_optimizer_time_s) + _ends(
+    optimizer = _by_kind(layers, model.layer_optimizer_time_s) + _ends(
         model.first_optimizer_time_s, model.last_optimizer_time_s, p
     )
-    offloaded = per_rank(layers, model.layer_offload_time_s) + _ends(
+    offloaded = _by_kind(layers, model.layer_offload_time_s) + _ends(
         model.first_offload_time_s, model.last_offload_time_s, p
     )
     tail = exposed + optimizer + offload[:, None] * offloaded
     step = pipeline + tail.max(axis=1) + model.constant_time_s
 
     state = (
-        per_rank(layers, model.layer_state_bytes)
+        _by_kind(layers, model.layer_state_bytes)
         + _ends(model.first_state_bytes, model.last_state_bytes, p)
         - offload[:, None]
         * (
-            per_rank(layers, model.layer_offloadable_bytes)
+            _by_kind(layers, model.layer_offloadable_bytes)
             + _ends(model.first_offloadable_bytes, model.last_offloadable_bytes, p)
         )
     )
-    saved = per_rank(layers, model.layer_activation_bytes) - per_rank(recomputed, model.recompute_saved_bytes)
+    saved = _by_kind(layers, model.layer_activation_bytes) - _by_kind(recomputed, model.recompute_saved_bytes)
     zero = np.zeros(len(model))
     forward_backward = (
         state
@@ -180,11 +193,11 @@ def assemble(model: StageModel, layers: IntArray, recomputed: IntArray, offload:
         + model.fixed_bytes[:, None]
         + _ends(zero, model.last_fixed_bytes, p)
     )
-    optimizer_step = state + per_rank(layers, model.step_temporary_layer_bytes)
+    optimizer_step = state + _by_kind(layers, model.step_temporary_layer_bytes)
     memory = (
         np.maximum(forward_backward, optimizer_step) * model.memory_factor[:, None]
         + model.device_overhead_bytes[:, None]
     )
-    host = per_rank(layers, model.layer_host_bytes) + _ends(model.first_host_bytes, model.last_host_bytes, p)
+    host = _by_kind(layers, model.layer_host_bytes) + _ends(model.first_host_bytes, model.last_host_bytes, p)
     node = model.local_ranks * (offload * host.max(axis=1) + model.fixed_host_bytes)
     return StageResult(rank_time, pipeline, tail, step, memory, memory.max(axis=1), node)

@@ -40,7 +40,7 @@ def volumes(context: CostContext, batch: StrategyBatch) -> tuple[Volume, ...]:
     if len(batch) != 1:
         raise ValueError(f"volumes takes one strategy, got {len(batch)}")
     step = Step(Work(context, batch), int(batch.pp[0]))
-    layers, again = layer_counts(context, batch)[0], recomputed_counts(context, batch)[0]
+    layers, again = layer_counts(context, batch)[0].sum(axis=0), recomputed_counts(context, batch)[0].sum(axis=0)
     work, groups = step.work, step.groups
     m = float(work.micro_batches[0])
     inside = {name: m * float(_inside(step, name, layers, again).max()) for name in (TENSOR, CONTEXT, EXPERT)}

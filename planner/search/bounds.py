@@ -119,7 +119,7 @@ def quick_bound(inner: Inner, needs: Needs) -> FloatArray:
     if not inner.group.free:
         return _fixed_bound(inner, needs)
     model = inner.model
-    pipeline = _pipeline(inner, _slowest(inner), _least_total(inner, needs))
+    pipeline = _pipeline(inner, _slowest(inner, needs.recomputed), _least_total(inner, needs))
     return pipeline + _tail(inner, needs).least + model.constant_time_s
 
 
@@ -128,11 +128,10 @@ def core_bound(inner: Inner) -> FloatArray:
 
     Recomputation and offload lengthen the layers or the tail; the part of the traffic that nothing hides stays.
     """
-    model = inner.model
+    model, nothing = inner.model, np.zeros(len(inner), dtype=np.int64)
     if inner.group.free:
-        pipeline = _pipeline(inner, _slowest(inner), np.zeros(len(inner)))
+        pipeline = _pipeline(inner, _slowest(inner, nothing), np.zeros(len(inner)))
     else:
-        nothing = np.zeros(len(inner), dtype=np.int64)
         rows = np.arange(len(inner))
         pipeline = inner.price(rows, inner.group.batch.stage_layers, nothing, nothing).pipeline_time_s
     return np.asarray(pipeline + model.reduce_floor_s + model.constant_time_s)
@@ -146,7 +145,7 @@ def full_bound(inner: Inner, loose: Needs) -> Bound:
     tail = _tail(inner, needs)
     bound = _levels(inner, needs, None, tail)
     if len(inner.totals) > 1:
-        least = _pipeline(inner, _slowest(inner), _least_total(inner, needs)) + tail.least
+        least = _pipeline(inner, _slowest(inner, needs.recomputed), _least_total(inner, needs)) + tail.least
         bound = np.maximum(bound, least)
         for kind in range(len(inner.totals)):
             bound = np.maximum(bound, _levels(inner, needs, kind, tail))
@@ -175,11 +174,46 @@ def _pipeline(inner: Inner, slowest: FloatArray, recomputed_s: FloatArray) -> Fl
     return np.asarray(steady + model.others_weight * total + model.p2p_time_s)
 
 
-def _slowest(inner: Inner) -> FloatArray:
-    """(N,) least time of the slowest rank without recomputation."""
+def _slowest(inner: Inner, recomputed: IntArray) -> FloatArray:
+    """(N,) least time of the slowest rank without recomputation, and of the slowest of each chunk with it."""
     model, group = inner.model, inner.group
     ends = ends_by_kind(inner, model.first_time_s, model.last_time_s)
-    return _least_over_kinds(inner, model.layer_time_s, ends, group.vpp)
+    return np.maximum(_least_over_kinds(inner, model.layer_time_s, ends, group.vpp), _chunks(inner, recomputed))
+
+
+def _chunks(inner: Inner, recomputed: IntArray) -> FloatArray:
+    """(N,) least time of the slowest stages of all chunks together, when stages recompute at least so many layers.
+
+    Some stage of every chunk is full, but for chunks of which every stage lacks a layer; and the ends come on top of
+    the layers that their stages have at least."""
+    model, pp, vpp, full, missing = inner.model, inner.group.pp, inner.group.vpp, inner.max_recomputed, inner.missing
+    if vpp == 1:
+        return np.zeros(len(inner))
+    again = np.minimum(recomputed, full) * model.recompute_time_s.min(axis=1)
+    layer = [_least_layer(inner, chunk) for chunk in range(vpp)]
+    stages = full * sum(layer) + vpp * again
+    spared = (missing // pp) * (np.max(layer, axis=0) + model.recompute_time_s.min(axis=1))
+
+    def above(end: FloatArray, per_layer: FloatArray, lacking: int) -> FloatArray:
+        """(N,) by how much the stage of an end is longer than a full one."""
+        held = full - min(lacking, full - 1)
+        less = (full - held) * per_layer + again - np.minimum(recomputed, held) * model.recompute_time_s.min(axis=1)
+        return np.asarray(np.maximum(end - less, 0.0))
+
+    longer = np.full(len(inner), np.inf)
+    for lacking in range(min(missing, full - 1) + 1):
+        ends = above(model.first_time_s, layer[0], lacking)
+        longer = np.minimum(longer, ends + above(model.last_time_s, layer[-1], missing - lacking))
+    return np.asarray(stages - spared + longer)
+
+
+def _least_layer(inner: Inner, chunk: int) -> FloatArray:
+    """(N,) least time of a layer that a chunk may hold."""
+    pp, full, layers, stages = inner.group.pp, inner.max_recomputed, inner.layers, inner.stages
+    low = max(chunk * pp, layers - (stages - chunk * pp) * full)
+    high = min(layers - (stages - (chunk + 1) * pp), (chunk + 1) * pp * full)
+    there = inner.kind_prefix[high] > inner.kind_prefix[low]
+    return np.asarray(inner.model.layer_time_s[:, there].min(axis=1))
 
 
 def _least_over_kinds(inner: Inner, per_layer: FloatArray, ends: FloatArray, least: int) -> FloatArray:
@@ -315,16 +349,17 @@ def _levels(inner: Inner, needs: Needs, kind: int | None, tail: _Tail) -> FloatA
     loosest = _least_total(inner, needs)
     cheapest = model.recompute_time_s.min(axis=1)
     best = np.full(len(inner), np.inf)
+    chunks = _chunks(inner, needs.recomputed)
     for _ in range(LEVELS if group.counted.any() else 1):
         most = most_at(level)
         slack = most.sum(axis=1) - layers
         total = np.minimum(most, spread).sum(axis=1) - np.maximum(slack, 0)
         recomputed = np.maximum(loosest, total * cheapest)
         held_least = np.maximum(most - slack[:, None], 0)
-        reached = _pipeline(inner, level, recomputed) + tail.at(held_least, most)
+        reached = _pipeline(inner, np.maximum(level, chunks), recomputed) + tail.at(held_least, most)
         best = np.where(slack >= 0, np.minimum(best, reached), best)
         level = next_level(slope, again, spread, ends, most, caps)
-    best = np.minimum(best, _pipeline(inner, level, loosest) + tail.least)
+    best = np.minimum(best, _pipeline(inner, np.maximum(level, chunks), loosest) + tail.least)
     return np.where(impossible, np.inf, best)
 
 

@@ -14,7 +14,7 @@ from ortools.sat.python import cp_model
 
 from planner.search.inner import Inner
 from planner.search.scaling import to_integer, to_integers, unit_for
-from planner.search.variables import CountForm, EdgeForm, Expr, RunForm, Variables
+from planner.search.variables import TIME_LIMIT_UNITS, CountForm, EdgeForm, Expr, RunForm, Variables
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,9 @@ def _counts_complete(model: cp_model.CpModel, variables: Variables, inner: Inner
 
 
 def _slowest_rank(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> None:
-    """Ensures that ``slowest`` is at least every rank's time of one micro-batch."""
-    m, last = inner.model, inner.group.pp - 1
+    """Ensures that ``slowest`` is at least every rank's time of one micro-batch, and that of the slowest rank of every
+    chunk, all chunks together."""
+    m, last, pp = inner.model, inner.group.pp - 1, inner.group.pp
     layer = to_integers(m.layer_time_s[0], units.time_s, "nearest")
     again = to_integers(m.recompute_time_s[0], units.time_s, "nearest")
     first_end = to_integer(float(m.first_time_s[0]), units.time_s, "nearest")
@@ -141,6 +142,13 @@ def _slowest_rank(model: cp_model.CpModel, variables: Variables, inner: Inner, u
     for rank, (counts, recomputed) in enumerate(zip(variables.layers, variables.recomputed, strict=True)):
         ends = (first_end if rank == 0 else 0) + (last_end if rank == last else 0)
         model.add(variables.slowest >= _dot(layer, counts) + _dot(again, recomputed) + ends)
+    if variables.stages is None or inner.group.vpp == 1:
+        return
+    longest = [model.new_int_var(0, TIME_LIMIT_UNITS, f"longest[{chunk}]") for chunk in range(inner.group.vpp)]
+    for stage, (counts, recomputed) in enumerate(zip(*variables.stages, strict=True)):
+        ends = (first_end if stage == 0 else 0) + (last_end if stage == inner.stages - 1 else 0)
+        model.add(longest[stage // pp] >= _dot(layer, counts) + _dot(again, recomputed) + ends)
+    model.add(variables.slowest >= sum(longest))
 
 
 def _longest_tail(model: cp_model.CpModel, variables: Variables, inner: Inner, units: Units) -> None:

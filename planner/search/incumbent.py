@@ -89,12 +89,12 @@ def _priced(inner: Inner, layout: IntArray, recomputed: IntArray, step: IntArray
 def _layouts(inner: Inner, recomputed: IntArray, step: IntArray) -> Iterator[IntArray]:
     yield inner.group.batch.stage_layers
     if inner.group.free:
+        if inner.group.vpp > 1:
+            yield _ends_relieved(inner, recomputed)
         if len(inner.totals) == 1:
             yield _filled(inner, recomputed, step)
         elif inner.group.vpp == 1:
             yield balanced(inner)
-        else:
-            yield from _nearly_full(inner)
 
 
 def _filled(inner: Inner, recomputed: IntArray, step: IntArray) -> IntArray:
@@ -151,13 +151,23 @@ def spread_over_chunks(ranks: IntArray, vpp: int) -> IntArray:
     return split.reshape(len(ranks), -1)
 
 
-def _nearly_full(inner: Inner) -> Iterator[IntArray]:
-    """(N, S) full stages but for the missing layers, which the end that holds the head gives up first, or the start."""
-    for order in ((-1, 0, -2), (0, -1, 1)):
-        layout = np.full((len(inner), inner.stages), inner.max_recomputed)
-        for turn in range(inner.missing):
-            layout[:, order[turn % len(order)]] -= 1
-        yield layout
+def _ends_relieved(inner: Inner, recomputed: IntArray) -> IntArray:
+    """(N, S) full stages but for the missing layers: the longer end gives one up while it is longer than a full stage,
+    then the earliest stages, whose ranks hold most activations."""
+    model, full, rows = inner.model, inner.max_recomputed, np.arange(len(inner))
+    layout = np.full((len(inner), inner.stages), full)
+    ends = np.stack([model.first_time_s, model.last_time_s], axis=1)
+    layer, again = model.layer_time_s[:, [0, -1]], model.recompute_time_s[:, [0, -1]]
+    left = np.full(len(inner), inner.missing)
+    for _ in range(inner.missing):
+        held, most = layout[:, [0, -1]], recomputed[:, None]
+        less = (full - held) * layer + (np.minimum(most, full) - np.minimum(most, held)) * again
+        over = np.where(held > 1, ends - less, -np.inf)
+        end, gives = over.argmax(axis=1), over.max(axis=1) > 0
+        layout[rows, np.where(end == 0, 0, -1)] -= gives
+        left -= gives
+    whole = layout == full
+    return np.asarray(layout - (whole & (whole.cumsum(axis=1) <= left[:, None])))
 
 
 def balanced(inner: Inner) -> IntArray:

@@ -110,14 +110,13 @@ def take_rows(model: StageModel, rows: Any) -> StageModel:
 
 
 def counts(inner: Inner, layouts: IntArray, recomputed: IntArray) -> tuple[IntArray, IntArray]:
-    """(R, P, K) layers and recomputed layers of (R, S) layouts that recompute the first (R,) layers of every stage."""
+    """(R, V, P, K) layers and recomputed layers of (R, S) layouts; every stage recomputes its first (R,) layers."""
     prefix, group = inner.kind_prefix, inner.group
     ends = np.cumsum(layouts, axis=1)
     starts = ends - layouts
     first = starts + np.minimum(layouts, recomputed[:, None])
     shape = (len(layouts), group.vpp, group.pp, prefix.shape[1])
-    held = (prefix[ends] - prefix[starts]).reshape(shape).sum(axis=1)
-    return held, (prefix[first] - prefix[starts]).reshape(shape).sum(axis=1)
+    return (prefix[ends] - prefix[starts]).reshape(shape), (prefix[first] - prefix[starts]).reshape(shape)
 
 
 def prepare(context: CostContext, group: Group) -> Inner:

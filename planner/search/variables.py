@@ -66,6 +66,11 @@ class CountForm:
     """A relaxation of ``EdgeForm``: layers of each kind on each rank, as if stages need not be contiguous."""
 
 
+Counts = list[list[Expr]]
+"""By rank or virtual stage, then by kind."""
+Stages = tuple[Counts, Counts] | None
+"""Layers and recomputed layers of every virtual stage; None where only the ranks' are known."""
+
 Form = RunForm | EdgeForm | CountForm
 
 
@@ -77,12 +82,13 @@ class Variables:
     layers: list[list[Expr]]
     recomputed: list[list[Expr]]
     """Zero where recomputation is not open."""
+    stages: Stages
     most: Expr
     """Recomputed layers of a virtual stage, at most."""
     step: Expr
     """The offloaded share is step / steps."""
     slowest: Expr
-    """Time of the slowest rank, in time units."""
+    """Time of the slowest rank, of each chunk where a rank has several, in time units."""
     tail: Expr
     """Longest tail of a rank, in objective units."""
     offloaded: list[list[Expr]] = field(default_factory=list)
@@ -110,25 +116,24 @@ def make_variables(model: cp_model.CpModel, inner: Inner, needs: Needs, *, relax
     lead = leading_run(inner)
     form: Form
     if lead is None and relaxed:
-        form, layers, recomputed = _count_form(model, inner, counted)
+        form, layers, recomputed, stages = _count_form(model, inner, counted)
     elif lead is None:
-        form, layers, recomputed = _edge_form(model, inner, most if counted else None)
+        form, layers, recomputed, stages = _edge_form(model, inner, most if counted else None)
     else:
-        form, layers, recomputed = _run_form(model, inner, lead, most if counted else None)
+        form, layers, recomputed, stages = _run_form(model, inner, lead, most if counted else None)
     offloaded = [[_times(model, step, count, inner.layers, high) for count in rank] for rank in layers]
     slowest = model.new_int_var(0, TIME_LIMIT_UNITS, "slowest")
     tail = model.new_int_var(-TIME_LIMIT_UNITS, TIME_LIMIT_UNITS, "tail")
-    return Variables(form, layers, recomputed, most, step, slowest, tail, offloaded)
+    return Variables(form, layers, recomputed, stages, most, step, slowest, tail, offloaded)
 
 
-Built = tuple[Form, list[list[Expr]], list[list[Expr]]]
+Built = tuple[Form, Counts, Counts, Stages]
 
 
 def _run_form(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | None) -> Built:
     ranks, main = range(inner.group.pp), int(inner.totals[-1])
-    # With several chunks a rank and a count of recomputed layers, how a rank splits matters: every stage is explicit.
-    every = most is not None and inner.group.vpp > 1
-    explicit = inner.stages if every else min(lead, inner.stages)
+    # With several chunks a rank, how it splits its layers over them matters: every stage is explicit.
+    explicit = inner.stages if inner.group.vpp > 1 else min(lead, inner.stages)
     heads = [_head(model, inner, lead if s < lead else 0, most, s) for s in range(explicit)]
     shares = []
     for rank in ranks:
@@ -144,7 +149,11 @@ def _run_form(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | Non
         again_lead = sum(h.again_lead for h in mine)
         recomputed.append([again_lead, sum(h.again for h in mine) - again_lead + shares[rank].recomputed])
     first = 0 if len(inner.totals) == 2 else 1
-    return RunForm(heads, shares), [row[first:] for row in held], [row[first:] for row in recomputed]
+    by_stage: Stages = None
+    if len(heads) == inner.stages:
+        again = [[head.again_lead, head.again - head.again_lead][first:] for head in heads]
+        by_stage = [[head.lead, head.main][first:] for head in heads], again
+    return RunForm(heads, shares), [row[first:] for row in held], [row[first:] for row in recomputed], by_stage
 
 
 def _head(model: cp_model.CpModel, inner: Inner, lead: int, most: Expr | None, stage: int) -> Head:
@@ -169,7 +178,7 @@ def _count_form(model: cp_model.CpModel, inner: Inner, counted: bool) -> Built:
     again: list[list[Expr]] = [
         [model.new_int_var(0, n, f"again[{r}][{k}]") if counted else 0 for k, n in enumerate(totals)] for r in ranks
     ]
-    return CountForm(), layers, again
+    return CountForm(), layers, again, None
 
 
 def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Built:
@@ -194,7 +203,7 @@ def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Buil
     def total_of(parts: list[list[Expr]]) -> list[list[Expr]]:
         return [[sum(part[k] for part in parts[rank :: inner.group.pp]) for k in kinds] for rank in ranks]
 
-    return EdgeForm(edges), total_of(held), total_of(again)
+    return EdgeForm(edges), total_of(held), total_of(again), (held, again)
 
 
 def _prefix(model: cp_model.CpModel, inner: Inner, edge: Expr, low: int, high: int) -> list[Expr]:

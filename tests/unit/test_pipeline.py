@@ -2,8 +2,9 @@
 
 Found with the simulator: equal stages agree to rounding for GPipe, 1F1B, interleaved and ZB-H1, and GPipe also with
 unequal ones.  1F1B with unequal stages is never optimistic; it is pessimistic, up to 16 %, where the slowest stage
-comes early, because its neighbours' drain then overlaps its steady state.  Interleaved with chunks that differ by a
-factor of two is within -17 and +13 %, with one layer of difference within 10 %.
+comes early, because its neighbours' drain then overlaps its steady state.  Interleaved, where the slowest stage of
+every chunk counts, is within -5 and +24 % with chunks that differ by a factor of two at random, within 10 % with one
+layer of difference, and within -3 and +10 % where a rank is spared elsewhere for what its last chunk holds more.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def closed_form(
         last_time_s=zero,
         p2p_time_s=zero,
     )
-    layers = np.array(stage_layers).reshape(v, p).sum(axis=0).reshape(1, p, 1)
+    layers = np.array(stage_layers).reshape(1, v, p, 1)
     result = assemble(timed, layers, np.zeros_like(layers), zero)
     return Closed(float(result.pipeline_time_s[0]), [float(value) for value in coefficients.in_flight[0]])
 
@@ -145,9 +146,9 @@ def test_unequal_stages_are_close_to_the_simulation(
 
 @pytest.mark.parametrize("v", [1, 2, 3])
 def test_random_stages_stay_within_the_stated_error(v: int) -> None:
-    """Stages of four to eight layers in any order: 1F1B 0 to +16 %, interleaved -17 to +13 %."""
+    """Stages of four to eight layers in any order: 1F1B 0 to +16 %, interleaved -5 to +24 %."""
     rng = np.random.default_rng(7)
-    low, high = (-1e-9, 0.16) if v == 1 else (-0.17, 0.13)
+    low, high = (-1e-9, 0.16) if v == 1 else (-0.05, 0.24)
     for _ in range(30):
         p = int(rng.choice([2, 4, 8]))
         m = p * int(rng.choice([1, 2, 4]))
@@ -168,9 +169,24 @@ def test_random_stages_stay_within_the_stated_error(v: int) -> None:
     ],
 )
 def test_interleaved_unequal_chunks_are_close_to_the_simulation(p: int, m: int, layers: tuple[int, ...]) -> None:
-    """Chunks of different length: ranks are weighed by the sum of their chunks."""
+    """Chunks of different length: the slowest of each counts."""
     run = simulate([interleaved(rank, p, m, 2) for rank in range(p)], *split(layers), 2)
     assert closed_form("interleaved", p, m, layers, 2).seconds == pytest.approx(run.seconds, rel=0.10)
+
+
+@pytest.mark.parametrize("more", [1, 2, 3])
+@pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 2), (4, 16, 4), (8, 16, 4), (8, 64, 2), (8, 8, 3)])
+def test_a_long_chunk_is_not_made_up_for_by_the_other_chunks_of_its_rank(p: int, m: int, v: int, more: int) -> None:
+    """All ranks take the same chunk at about the same time: the last rank, which holds as much as the others in all,
+    keeps them waiting at its long chunk and waits at its short ones."""
+    chunks = np.full((v, p), 4)
+    chunks[-1, -1] += more
+    for spared in range(more):
+        chunks[spared % (v - 1), -1] -= 1
+    layers = chunks.reshape(-1).tolist()
+    run = simulate([interleaved(rank, p, m, v) for rank in range(p)], *split(layers), v)
+    assert run.seconds > 4 * v * m * (1 + 0.05 * more)
+    assert -0.03 <= closed_form("interleaved", p, m, layers, v).seconds / run.seconds - 1.0 <= 0.10
 
 
 @pytest.mark.parametrize(("p", "m", "layers"), UNEQUAL)
