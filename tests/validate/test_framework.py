@@ -15,6 +15,7 @@ import pytest
 
 from planner.errors import InputError, MissingExtraError
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
+from planner.service.requests import StatedModel
 from planner.specs.plan import PlanDocument
 from planner_validate.frameworks.framework import check_devices, report, run, started
 from planner_validate.frameworks.logs import MEGATRON, RunLog, read_log
@@ -271,9 +272,10 @@ def test_deepspeed_trains_on_processors(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PATH", str(Path(PYTHON).parent) + os.pathsep + os.environ["PATH"])
     monkeypatch.setattr("planner_validate.frameworks.starts.sys.executable", PYTHON)
     job = JobInput(seq_len=64, global_batch=4)
-    plan = estimate(
-        "gpt2-124m", ClusterInput(gpu="h100", gpus=2), job, StrategyInput(zero_stage=2), backend="deepspeed"
+    small = StatedModel(
+        config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512, "n_positions": 64}
     )
+    plan = estimate(small, ClusterInput(gpu="h100", gpus=2), job, StrategyInput(zero_stage=2), backend="deepspeed")
     with private_folder() as folder:
         output, ended = started(plan, FRAMEWORKS["deepspeed"], Options(timeout_s=400.0), folder)
     log = read_log(output, FRAMEWORKS["deepspeed"].log, amounts(plan.best.strategy))
