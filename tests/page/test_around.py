@@ -195,6 +195,13 @@ def test_the_list_has_pages(tmp_path: Path) -> None:
             address = following and following[1].replace("&amp;", "&")
         assert seen[:3] == [f"1b on {gpus} x h100" for gpus in (32, 16, 8)]
         assert (await client.get("/plans?after=nonsense")).status_code == 422
+        # Questions about the same model and machines are told apart.
+        question = "/?model=1b&gpu=h100&gpus=8&seq_len=4096&global_batch=1M&memory_margin=10&pins=tp=2,pp=1"
+        plan = plan_of((await client.get(question)).text)
+        await client.post(f"/plans/{plan}/cancel")
+        row = (await client.get("/plans?limit=1")).text.partition("<tbody>")[2]
+        shown = re.findall("<td>(.*?)</td>", row)[:4]
+        assert shown == ["4096", "1M", "GPU memory kept free: 10 %; Keep: tp=2, pp=1", "cancelled"]
 
     within(tmp_path, check)
 

@@ -50,6 +50,8 @@ LABELS = {
     "seq_len": "Sequence length", "global_batch": "Global batch", "precision": "Precision",
     "objective": "Find the plan with", "memory_margin": "GPU memory kept free", "backend": "Framework", "pins": "Keep",
 }  # fmt: skip
+UNITS = {"nic_gbps": " Gbit/s", "price": " US dollars", "memory_margin": " %"}
+"""What stands behind a value of a field."""
 USUAL = {"objective": "throughput", "backend": "auto"}
 """What the empty choice of a field means to the API."""
 CHOICES: Mapping[str, tuple[tuple[str, str], ...]] = {

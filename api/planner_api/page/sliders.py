@@ -23,7 +23,7 @@ class Slider:
     unit: str
     values: tuple[int, ...]
     at: int
-    """Index of the value at or below the form's."""
+    """Index of the value nearest to the form's."""
 
 
 def sliders(form: Form) -> list[Slider]:
@@ -39,7 +39,7 @@ def sliders(form: Form) -> list[Slider]:
 def _slider(form: Form, field: str, label: str, unit: str, values: tuple[int, ...], usual: int) -> Slider:
     text = form[field]
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else usual
-    at = max((index for index, step in enumerate(values) if step <= value), default=0)
+    at = min(range(len(values)), key=lambda index: abs(values[index] - value))
     return Slider(field, label, unit, values, at)
 
 

@@ -17,7 +17,7 @@ from planner.service.summary import misfit_text
 from planner.specs.plan import PlanDocument
 from planner.units import count, duration
 from planner_api.page.comparison import Difference, differences
-from planner_api.page.form import CHOICES, Form, as_form
+from planner_api.page.form import CHOICES, LABELS, UNITS, Form, as_form
 from planner_api.page.sending import assets_version
 from planner_api.page.sliders import sliders
 from planner_api.page.telling import told
@@ -33,6 +33,11 @@ from planner_api.storage.plans import PlanRow
 LAUNCHERS = ("torchrun", "slurm", "trainjob", "pytorchjob", "skypilot", "mpirun")
 LOOK_AGAIN_S = 3
 """Browsers without scripts load a page that waits again."""
+
+OUTCOMES = {"plan": "fits", "infeasible": "nothing fits", "time-limit": "out of time"}
+"""How a search ended, in the list of plans."""
+OWN_COLUMNS = ("model", "config", "gpu", "gpus", "seq_len", "global_batch")
+"""Fields of a question that have a column of the list; the others stand together in one."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +148,11 @@ async def _differences(base: str | None, plan: str, now: PlanDocument, served: S
 
 
 def _effective(document: PlanDocument) -> dict[str, Any]:
-    """What the sliders stand at where the form leaves it open."""
-    request = document.request
-    job = request.job
-    return {"gpus": request.cluster.gpus, "seq_len": job.seq_len, "global_batch": job.global_batch}
+    """What is in force where the form leaves it open or says it in another way."""
+    request, task = document.request, document.request.job
+    margin = round(100 * task.memory_margin, 6)
+    values = {"gpus": request.cluster.gpus, "seq_len": task.seq_len, "global_batch": task.global_batch}
+    return {**values, "memory_margin": margin}
 
 
 def wrong(problem: Problem, asked: Form, *, again: str = "") -> Answer:
@@ -182,18 +188,22 @@ def refusal(problem: Problem, served: Services, *, whole_page: bool) -> Markup:
 
 async def listing(rows: list[PlanRow], following: str | None, served: Services) -> Markup:
     """Plans that were asked for, with the words of their questions."""
-    context = {"rows": [await _listed(row, served) for row in rows], "following": following}
-    return framed("page/plans.html.j2", "Plans", context, served)
+    questions = await served.plans.questions([row.id for row in rows])
+    listed = [_listed(row, _form_of(questions.get(row.id))) for row in rows]
+    return framed("page/plans.html.j2", "Plans", {"rows": listed, "following": following}, served)
 
 
-async def _listed(row: PlanRow, served: Services) -> dict[str, str]:
-    asked = await asked_for(row.id, served)
+def _listed(row: PlanRow, asked: Form) -> dict[str, str]:
+    """What tells a plan from others in the list, without a look at its result."""
     model = asked["model"] or "a model of its own"
-    state = {"infeasible": "nothing fits", "time-limit": "out of time"}.get(row.outcome or "", row.state)
+    rest = [name for name in LABELS if asked[name] and name not in OWN_COLUMNS]
     return {
         "id": row.id,
         "name": f"{model} on {asked['gpus'] or 'some'} x {asked['gpu'] or 'GPUs'}",
-        "state": state,
+        "seq_len": asked["seq_len"] or "usual",
+        "global_batch": asked["global_batch"] or "usual",
+        "rest": "; ".join(f"{LABELS[name]}: {asked[name]}{UNITS.get(name, '')}" for name in rest),
+        "verdict": OUTCOMES.get(row.outcome or "", row.state),
         "asked_at": job(row).created_at,
         "address": asked.address(),
     }
@@ -201,7 +211,10 @@ async def _listed(row: PlanRow, served: Services) -> dict[str, str]:
 
 async def asked_for(plan: str, served: Services) -> Form:
     """The form that asks for a stored plan."""
-    question = await served.plans.question(plan)
+    return _form_of((await served.plans.questions([plan])).get(plan))
+
+
+def _form_of(question: str | None) -> Form:
     return Form.of({}) if question is None else as_form(json.loads(question)["body"])
 
 
