@@ -200,8 +200,8 @@ def test_the_list_has_pages(tmp_path: Path) -> None:
         plan = plan_of((await client.get(question)).text)
         await client.post(f"/plans/{plan}/cancel")
         row = (await client.get("/plans?limit=1")).text.partition("<tbody>")[2]
-        shown = re.findall("<td>(.*?)</td>", row)[:4]
-        assert shown == ["4096", "1M", "GPU memory kept free: 10 %; Keep: tp=2, pp=1", "cancelled"]
+        shown = re.findall("<td[^>]*>(.*?)</td>", row)[:4]
+        assert shown == ["cancelled", "4096", "1M", "GPU memory kept free: 10 %; Keep: tp=2, pp=1"]
 
     within(tmp_path, check)
 
@@ -264,6 +264,8 @@ def test_each_plan_of_an_answer_has_a_page(tmp_path: Path) -> None:
         assert seen[1]["title"].startswith("Plan 2: ")
         assert seen[0]["plan.json"] == made["result"]
         assert seen[1]["plan.json"]["id"] != made["id"]
+        row = (await client.get("/plans")).text.partition("<tbody>")[2]
+        assert re.findall("<td[^>]*>(.*?)</td>", row)[:4] == ["fits", "usual", "usual", "Framework: megatron"]
         for address in (f"/plans/{made['id']}?rank=3", f"/plans/{made['id']}/report.html?rank=3"):
             answer = await client.get(address)
             assert answer.status_code == 422

@@ -29,7 +29,7 @@ class Slider:
 def sliders(form: Form) -> list[Slider]:
     """With the node size of the form's accelerator."""
     return [
-        _slider(form, "gpus", "GPUs", "GPUs", _gpu_counts(form), 8),
+        _slider(form, "gpus", "Number of GPUs", "GPUs", _gpu_counts(form), 8),
         _slider(form, "seq_len", "Sequence length", "tokens", SEQ_LENS, 8192),
         _slider(form, "global_batch", "Global batch", "sequences", BATCHES, 512),
         _slider(form, "memory_margin", "GPU memory kept free", "%", MARGINS, 0),
