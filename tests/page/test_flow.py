@@ -81,9 +81,12 @@ def asked(page: Any) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
 
 
-def downloaded(page: Any, selector: str) -> bytes:
+def downloaded(page: Any, selector: str, ending: str) -> bytes:
+    """A file that the page offers, kept under a name that says of which plan it is."""
+    plan = page.get_attribute(".take form", "action").split("/")[3]
     with page.expect_download() as waiting:
         page.click(selector)
+    assert waiting.value.suggested_filename == f"plan-{plan[:12]}{ending}"
     return Path(waiting.value.path()).read_bytes()
 
 
@@ -124,16 +127,16 @@ def test_the_whole_way(browser: Any, url: str) -> None:
         assert page.input_value("#gpus") == "16"
         assert page.locator("section.changed th", has_text="step time").count() == 1
 
-        document = read_plan(downloaded(page, "a[download$='.json']").decode(), "plan.json")
+        document = read_plan(downloaded(page, "a[download$='.json']", ".json").decode(), "plan.json")
         assert document.request.cluster.gpus == 16
-        with tarfile.open(fileobj=io.BytesIO(downloaded(page, "#download"))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(downloaded(page, "#download", ".tar.gz"))) as archive:
             files = {
                 name.partition("/")[2]: stream.read().decode()
                 for name in archive.getnames()
                 if (stream := archive.extractfile(name)) is not None
             }
         assert files == render_document(document)
-        report = downloaded(page, "a[href*='report.html']").decode()
+        report = downloaded(page, "a[href*='report.html']", ".html").decode()
         assert report.startswith("<!doctype html>")
         assert document.id[:12] in report
         link, before = page.url, headline(page)
@@ -202,7 +205,7 @@ def test_without_scripts(browser: Any, url: str) -> None:
             page.reload()
         assert not page.locator("[data-copy]").is_visible()
         page.select_option("#launcher", "slurm")
-        with tarfile.open(fileobj=io.BytesIO(downloaded(page, "#download"))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(downloaded(page, "#download", ".tar.gz"))) as archive:
             assert any(name.endswith("/job.sbatch") for name in archive.getnames())
         assert page.locator("section.plan figure").count() == page.locator("section.plan figure table").count() > 3
         page.fill("#gpus", "16")

@@ -146,6 +146,7 @@ _PHRASES: tuple[tuple[str, str], ...] = (
         "a config.json or dimensions can be pasted into “A model of your own”",
     ),
     ("the description of every field is in /openapi.json", ""),
+    ("narrow the question: pins, backend, fewer GPUs", "narrow the question: “Keep”, “Framework”, fewer GPUs"),
     ("values above for backend", "values above for “Framework”"),
     ("values above for pins", "values above for “Keep”"),
 )

@@ -61,7 +61,7 @@ async def answer_to(asked: Form, served: Services, *, held_s: float) -> Answer:
             raise ProblemError(
                 "bad-input",
                 "the pasted model is too long for the address of a page",
-                hint="leave out what does not describe the model's size, or send it to POST /v1/plans",
+                hint="leave out what does not describe the model's size, or send it to the REST API",
                 errors=[FieldProblem(pointer="/model", detail="this is too long")],
             )
         question = asked.question()
