@@ -13,7 +13,6 @@ from rich.text import Text
 
 from planner.cli.console import stderr
 from planner.errors import InfeasibleError, PlannerError
-from planner.units import gib
 
 SHOWN_RULES = 5
 """Rules that an error lists for each framework; JSON has them all."""
@@ -39,11 +38,10 @@ def print_error(error: PlannerError) -> None:
 
 
 def _print_details(console: Console, details: Mapping[str, Any]) -> None:
+    from planner.service.words import miss_text  # loaded already by whatever found that nothing fits
+
     for name, miss in details.get("nearest", {}).items():
-        place = "on a GPU" if miss["where"] == "gpu" else "of host memory a node"
-        strategy = " ".join(f"{field}={value}" for field, value in miss["strategy"].items())
-        need = f"{gib(miss['needed_bytes'])} of {gib(miss['limit_bytes'])} {place}"
-        _line(console, f"{name}: nearest miss needs {need} ({strategy})")
+        _line(console, f"{name}: nearest miss {miss_text(miss)}")
     for name, rejected in details.get("rejected", {}).items():
         counts = [f"{rule} {times:,}" for rule, times in list(rejected.items())[:SHOWN_RULES]]
         _line(console, f"{name}: rejected by {', '.join(counts)}" if counts else f"{name}: no candidates")

@@ -37,6 +37,16 @@ def strategy_id(request: Request, plan: Plan) -> str:
     return document_id(request, {"strategy": plan.strategy.model_dump(mode="json", exclude_none=True)})
 
 
+def ranked(document: PlanDocument, rank: int) -> PlanDocument:
+    """The document about one of its plans: 1 is the best one's, the whole; an alternative stands alone, as if it had
+    been estimated."""
+    if rank == 1:
+        return document
+    plan = document.alternatives[rank - 2]
+    alone = {"alternatives": (), "by_backend": {}, "search": SearchReport(status="estimated")}
+    return document.model_copy(update={"best": plan, "id": strategy_id(document.request, plan), **alone})
+
+
 def make_document(
     request: Request,
     best: Plan,

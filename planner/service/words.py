@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from planner.specs.plan import Plan
 from planner.specs.strategy import Recompute, Strategy
-from planner.units import percent
+from planner.units import gib, percent
 
 
 def strategy_text(plan: Plan) -> str:
@@ -40,3 +43,10 @@ def offload_text(strategy: Strategy) -> str:
     offload = strategy.offload
     text = f"{percent(offload.optimizer)} of the optimizer to {offload.device}"
     return text + (f" and the weights to {offload.parameters}" if offload.parameters != "none" else "")
+
+
+def miss_text(miss: Mapping[str, Any]) -> str:
+    """What the nearest miss of a question without a plan lacks: ``needs 98.0 GiB of 79.1 GiB on a GPU (tp=8)``."""
+    place = "on a GPU" if miss["where"] == "gpu" else "of host memory a node"
+    strategy = " ".join(f"{field}={value}" for field, value in miss["strategy"].items())
+    return f"needs {gib(miss['needed_bytes'])} of {gib(miss['limit_bytes'])} {place} ({strategy})"

@@ -81,9 +81,12 @@ def asked(page: Any) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(page.url).query).items()}
 
 
-def downloaded(page: Any, selector: str) -> bytes:
+def downloaded(page: Any, selector: str, ending: str) -> bytes:
+    """A file that the page offers, kept under a name that says of which plan it is."""
+    plan = page.get_attribute(".take form", "action").split("/")[3]
     with page.expect_download() as waiting:
         page.click(selector)
+    assert waiting.value.suggested_filename == f"plan-{plan[:12]}{ending}"
     return Path(waiting.value.path()).read_bytes()
 
 
@@ -92,16 +95,28 @@ def headline(page: Any) -> str:
     return str(page.locator("section.plan h2").first.text_content())
 
 
+def steps(page: Any) -> list[str]:
+    """What the sliders say."""
+    return [str(text) for text in page.locator(".sliders output").all_text_contents()]
+
+
 def test_the_whole_way(browser: Any, url: str) -> None:
     """Choose, plan, change the GPUs, download, come back by the link."""
     with Window(browser, url) as page:
         page.fill("#model", "llama-3.1-8b")
+        page.press("#model", "Tab")
         page.fill("#gpu", "h100")
+        page.press("#gpu", "Tab")
+        page.locator("p.missing", has_text="Number of GPUs").wait_for()
+        assert page.locator("section.problem").count() == 0
+        assert steps(page) == ["-", "-", "-", "-"]
         page.fill("#gpus", "8")
         page.press("#gpus", "Enter")
         assert "8 x h100" in headline(page)
         assert page.locator("section.plan figure[data-figure]").count() >= 4
         assert page.locator("section.changed").count() == 0
+
+        assert steps(page) == ["8 GPUs", "8,192 tokens", "128 sequences", "0 %"]
 
         # One step of the slider, by keyboard: planned again, beside where one started.
         page.focus("#slide-gpus")
@@ -112,16 +127,16 @@ def test_the_whole_way(browser: Any, url: str) -> None:
         assert page.input_value("#gpus") == "16"
         assert page.locator("section.changed th", has_text="step time").count() == 1
 
-        document = read_plan(downloaded(page, "a[download='plan.json']").decode(), "plan.json")
+        document = read_plan(downloaded(page, "a[download$='.json']", ".json").decode(), "plan.json")
         assert document.request.cluster.gpus == 16
-        with tarfile.open(fileobj=io.BytesIO(downloaded(page, "#download"))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(downloaded(page, "#download", ".tar.gz"))) as archive:
             files = {
                 name.partition("/")[2]: stream.read().decode()
                 for name in archive.getnames()
                 if (stream := archive.extractfile(name)) is not None
             }
         assert files == render_document(document)
-        report = downloaded(page, "a[href*='report.html']").decode()
+        report = downloaded(page, "a[href*='report.html']", ".html").decode()
         assert report.startswith("<!doctype html>")
         assert document.id[:12] in report
         link, before = page.url, headline(page)
@@ -135,13 +150,25 @@ def test_the_whole_way(browser: Any, url: str) -> None:
         assert page.input_value("#gpus") == "16"
         assert page.get_attribute("#slide-gpus", "aria-valuetext") == "16 GPUs"
         assert page.locator("section.changed").count() == 1
+        # What is in force, also where no step is as large, the field says it in tokens, or nobody has asked yet.
+        page.fill("#gpus", "24")
+        page.fill("#global_batch", "3145728")
+        assert steps(page)[::2] == ["24 GPUs", "3,145,728 sequences"]
+        page.fill("#global_batch", "3Mi")
+        assert steps(page)[2] == "3Mi"
+        page.press("#global_batch", "Enter")
+        page.locator("section.plan h2", has_text=" 24 x h100").wait_for()
+        assert steps(page) == ["24 GPUs", "8,192 tokens", "384 sequences", "0 %"]
+        assert page.get_attribute("#slide-global_batch", "aria-valuetext") == "384 sequences"
+        page.fill("#gpus", "1")
+        assert steps(page)[0] == "1 GPU"
 
 
 @pytest.mark.parametrize(
     ("query", "told", "field"),
     [
         ("model=llama-3.1-8bb&gpu=h100&gpus=8", "llama-3.1-8b", "#model"),
-        ("model=llama-3.1-8b&gpu=h100&gpus=12", "do not fill whole nodes", "#gpus"),
+        ("model=llama-3.1-8b&gpu=h100&gpus=12", "do not fill nodes", "#gpus"),
         ("model=llama-3.1-8b&gpu=h100&gpus=eight", "no whole number", "#gpus"),
         ("config=%7B%22model_type&gpu=h100&gpus=8", "cannot be parsed", "#config"),
         ("model=llama-3.1-8b&gpu=h100&gpus=8&pins=tp", "NAME=VALUE", "#pins"),
@@ -176,6 +203,10 @@ def test_without_scripts(browser: Any, url: str) -> None:
                 break
             page.wait_for_timeout(200)
             page.reload()
+        assert not page.locator("[data-copy]").is_visible()
+        page.select_option("#launcher", "slurm")
+        with tarfile.open(fileobj=io.BytesIO(downloaded(page, "#download", ".tar.gz"))) as archive:
+            assert any(name.endswith("/job.sbatch") for name in archive.getnames())
         assert page.locator("section.plan figure").count() == page.locator("section.plan figure table").count() > 3
         page.fill("#gpus", "16")
         page.click("#ask button[type=submit]")

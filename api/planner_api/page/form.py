@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from pydantic import ValidationError
 
-from planner.errors import InputError
+from planner.backends import BACKENDS
+from planner.catalog import default_system
+from planner.errors import InputError, PlannerError
 from planner.service.inputs import parse_mapping
+from planner.specs.job import Precision
 from planner_api.problems import FieldProblem, ProblemError, of_validation
 from planner_api.schemas.questions import PlanBody
 
@@ -47,6 +50,16 @@ LABELS = {
     "seq_len": "Sequence length", "global_batch": "Global batch", "precision": "Precision",
     "objective": "Find the plan with", "memory_margin": "GPU memory kept free", "backend": "Framework", "pins": "Keep",
 }  # fmt: skip
+UNITS = {"nic_gbps": " Gbit/s", "price": " US dollars", "memory_margin": " %"}
+"""What stands behind a value of a field."""
+USUAL = {"objective": "throughput", "backend": "auto"}
+"""What the empty choice of a field means to the API."""
+CHOICES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "backend": (("", "compare the usual ones"), *((name, name) for name in BACKENDS)),
+    "precision": (("", "usual"), *((name, name) for name in get_args(Precision))),
+    "objective": (("", "the shortest step"), ("memory", "the least memory"), ("cost", "the lowest cost per token")),
+}
+"""Field -> its values and how they are called."""
 _HUGGING_FACE = ("model_type", "architectures", "num_hidden_layers", "n_layer", "dim")
 """One of these stands in every config.json; dimensions have ``layers``."""
 
@@ -75,7 +88,13 @@ class Form:
     @property
     def asks(self) -> bool:
         """Whether there is enough to ask."""
-        return ("model" in self.values or "config" in self.values) and "gpu" in self.values
+        return not self.missing
+
+    @property
+    def missing(self) -> list[str]:
+        """Labels of the fields that every question needs and that are empty."""
+        needed = ("gpu", "gpus") if self["config"] else ("model", "gpu", "gpus")
+        return [LABELS[name] for name in needed if not self[name]]
 
     @property
     def too_long(self) -> bool:
@@ -87,6 +106,22 @@ class Form:
     def address(self, **changed: str) -> str:
         """A link to the page with these values."""
         return "/?" + urlencode({name: value for name, value in {**self.values, **changed}.items() if value})
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """The values to keep, as far as they can be read: name -> value."""
+        parts = [part.partition("=") for part in self["pins"].split(",")]
+        return {name.strip().replace("-", "_"): value.strip() for name, equals, value in parts if equals}
+
+    def pins_with(self, name: str, value: str | None) -> str:
+        """The field ``pins`` with this value of one of them, or without it."""
+        kept = {pin: held for pin, held in self.pinned.items() if pin != name}
+        return ", ".join(f"{pin}={held}" for pin, held in (kept if value is None else {**kept, name: value}).items())
+
+    def pins_renamed(self, name: str, known: Collection[str]) -> str:
+        """The field ``pins`` with this name in place of one that is not ``known``."""
+        renamed = {pin if pin in known else name: held for pin, held in self.pinned.items()}
+        return ", ".join(f"{pin}={held}" for pin, held in renamed.items())
 
     def question(self) -> PlanBody:
         """The question; ProblemError names fields."""
@@ -171,10 +206,22 @@ def as_form(body: Mapping[str, Any]) -> Form:
     else:
         values["config"] = json.dumps(model.get("config") or model.get("dimensions"))
     values |= {name: cluster.get(name) for name in ("gpu", "gpus", "gpus_per_node", "nic_gbps")}
+    values["gpus"] = values["gpus"] or _gpus_of_nodes(cluster)
     values["price"] = cluster.get("price_usd_per_gpu_hour")
     values |= {name: job.get(name) for name in ("seq_len", "global_batch", "precision")}
-    values["objective"] = None if job.get("objective") == "throughput" else job.get("objective")
+    values["objective"] = job.get("objective")
     margin = job.get("memory_margin")
     values["memory_margin"] = f"{100 * margin:g}" if margin else None
     values["pins"] = ", ".join(f"{name}={value}" for name, value in body.get("pins", {}).items())
-    return Form.of({name: str(value) for name, value in values.items() if value not in (None, "", "auto")})
+    return Form.of({name: str(value) for name, value in values.items() if value not in (None, "", USUAL.get(name))})
+
+
+def _gpus_of_nodes(cluster: Mapping[str, Any]) -> int | None:
+    """GPUs of machines that were asked for by the number of their nodes."""
+    nodes, per_node = cluster.get("nodes"), cluster.get("gpus_per_node")
+    if nodes and not per_node and cluster.get("gpu"):
+        try:
+            per_node = default_system(cluster["gpu"]).gpus_per_node
+        except PlannerError:
+            return None
+    return nodes * per_node if nodes and per_node else None

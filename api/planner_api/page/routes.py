@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Form, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 
+from planner.specs.plan import PlanDocument
 from planner_api.guards.tokens import COOKIE
 from planner_api.page.form import Form as Asked
 from planner_api.page.views import (
     Answer,
     answer_to,
     asked_for,
-    filled,
     framed,
     listing,
     part,
     plan_address,
+    refusal,
     shown,
     whole,
 )
-from planner_api.problems import ProblemError
-from planner_api.routes.dependencies import After, Limit, PlanId, Served, cursor, read_cursor
-from planner_api.routes.jobs import document_of, known_plan
+from planner_api.problems import Problem, ProblemError, of_parameters
+from planner_api.routes.artifacts import Rank, alone, file_stem
+from planner_api.routes.dependencies import After, Limit, PlanId, Served, cursor, read_cursor, services_of
+from planner_api.routes.jobs import document_of, known_plan, no_plan
 from planner_api.routes.plans import finished
 from planner_api.services import Services
 from planner_api.solving import tasks
 
-router = APIRouter(include_in_schema=False)
+
+class PageRoute(APIRoute):
+    """Says what is wrong with a request on a page."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def answer_or_tell(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except ProblemError as refused:
+                return _refused(request, refused.problem, refused.headers)
+            except RequestValidationError as error:
+                mistyped = any(complaint["loc"][0] == "path" for complaint in error.errors())
+                return _refused(request, no_plan().problem if mistyped else of_parameters(error.errors()))
+
+        return answer_or_tell
+
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 HOLD_S = 0.8
 """A plan that is made quicker than this is shown without a sign that it is being made."""
@@ -63,7 +87,7 @@ async def stored(
     plan: PlanId,
     request: Request,
     served: Served,
-    rank: Annotated[int, Query(ge=1, le=51)] = 1,
+    rank: Rank = 1,
     base: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
     """A plan that somebody asked for, whoever it was, with a way to change the question."""
@@ -72,7 +96,8 @@ async def stored(
         return turned_away
     row = await finished(await known_plan(plan, served), HOLD_S, served)
     asked = await asked_for(plan, served)
-    return _answered(request, asked, await shown(row, asked, base, served, plan_address(plan, base), rank), served)
+    address = plan_address(plan, base, rank)
+    return _answered(request, asked, await shown(row, asked, base, served, address, rank), served)
 
 
 @router.post("/plans/{plan}/cancel")
@@ -87,18 +112,19 @@ async def cancel(plan: PlanId, request: Request, served: Served) -> Response:
 
 
 @router.get("/plans/{plan}/report.{form}")
-async def report(plan: PlanId, form: str, request: Request, served: Served) -> Response:
-    """The report as one file, to keep or to send."""
+async def report(plan: PlanId, form: str, request: Request, served: Served, rank: Rank = 1) -> Response:
+    """The report about one plan of the answer as one file, to keep or to send."""
     turned_away = await _admitted(request, served)
     if turned_away is not None:
         return turned_away
     if form not in tasks.REPORTS:
         raise ProblemError("not-found", "there is no such report", hint=f"report.{' or report.'.join(tasks.REPORTS)}")
     text = await document_of(await known_plan(plan, served), served)
-    made = await served.quick.run(tasks.report, text, form, limit_s=served.settings.quick_time_limit_s)
+    alone(PlanDocument.model_validate_json(text), rank)
+    made = await served.quick.run(tasks.report, text, form, rank, limit_s=served.settings.quick_time_limit_s)
     kind = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}[form]
-    name = f"plan-{plan[:12]}.{form}"
-    return Response(made, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+    headers = {"Content-Disposition": f'attachment; filename="{file_stem(plan, rank)}.{form}"'}
+    return Response(made, media_type=kind, headers=headers)
 
 
 @router.get("/login")
@@ -140,23 +166,26 @@ def _own(address: str) -> str:
 
 
 async def _admitted(request: Request, served: Services) -> Response | None:
-    """None for whoever may ask for plans, else the way to sign in."""
+    """None for whoever may ask for plans, else the way to sign in; ProblemError for tokens that may not."""
     try:
         await served.gate.admit(request, "plan")
     except ProblemError as refused:
         if refused.problem.status == 403:
-            context = {"problem": refused.problem, "errors": [], "infeasible": False, "again": ""}
-            told = filled("page/problem.html.j2", context)
-            if _for_htmx(request):
-                return _html(told)
-            title = "Not allowed"
-            return _html(framed("page/refused.html.j2", title, {"problem": told}, served), 403)
+            raise
         place = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         target = f"/login?back={quote(place, safe='')}"
         if request.headers.get("hx-request") == "true":
             return Response(status_code=204, headers={"HX-Redirect": target})
         return RedirectResponse(target, status_code=303)
     return None
+
+
+def _refused(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    part_only = _for_htmx(request)
+    told = refusal(problem, services_of(request), whole_page=not part_only)
+    answer = _html(told, 200 if part_only else problem.status)
+    answer.headers.update(headers or {})
+    return answer
 
 
 def _answered(request: Request, asked: Asked, answer: Answer, served: Services) -> Response:

@@ -23,13 +23,13 @@ class Slider:
     unit: str
     values: tuple[int, ...]
     at: int
-    """Index of the value at or below the form's."""
+    """Index of the value nearest to the form's."""
 
 
 def sliders(form: Form) -> list[Slider]:
     """With the node size of the form's accelerator."""
     return [
-        _slider(form, "gpus", "GPUs", "GPUs", _gpu_counts(form), 8),
+        _slider(form, "gpus", "Number of GPUs", "GPUs", _gpu_counts(form), 8),
         _slider(form, "seq_len", "Sequence length", "tokens", SEQ_LENS, 8192),
         _slider(form, "global_batch", "Global batch", "sequences", BATCHES, 512),
         _slider(form, "memory_margin", "GPU memory kept free", "%", MARGINS, 0),
@@ -39,7 +39,7 @@ def sliders(form: Form) -> list[Slider]:
 def _slider(form: Form, field: str, label: str, unit: str, values: tuple[int, ...], usual: int) -> Slider:
     text = form[field]
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else usual
-    at = max((index for index, step in enumerate(values) if step <= value), default=0)
+    at = min(range(len(values)), key=lambda index: abs(values[index] - value))
     return Slider(field, label, unit, values, at)
 
 

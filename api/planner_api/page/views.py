@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 
 from markupsafe import Markup
 
-from planner.backends import BACKENDS
 from planner.errors import PlannerError
 from planner.render.engine import fill_html
 from planner.service import list_gpus, list_models
@@ -18,11 +17,13 @@ from planner.service.summary import misfit_text
 from planner.specs.plan import PlanDocument
 from planner.units import count, duration
 from planner_api.page.comparison import Difference, differences
-from planner_api.page.form import LABELS, Form, as_form, field_of
+from planner_api.page.form import CHOICES, LABELS, UNITS, Form, as_form
 from planner_api.page.sending import assets_version
 from planner_api.page.sliders import sliders
+from planner_api.page.telling import told
 from planner_api.problems import FieldProblem, Problem, ProblemError, of_planner_error
 from planner_api.problems import problem as made_problem
+from planner_api.routes.artifacts import alone, file_stem
 from planner_api.routes.jobs import document_of, job
 from planner_api.routes.plans import accepted, finished
 from planner_api.services import Services
@@ -32,6 +33,11 @@ from planner_api.storage.plans import PlanRow
 LAUNCHERS = ("torchrun", "slurm", "trainjob", "pytorchjob", "skypilot", "mpirun")
 LOOK_AGAIN_S = 3
 """Browsers without scripts load a page that waits again."""
+
+OUTCOMES = {"plan": "fits", "infeasible": "nothing fits", "time-limit": "out of time"}
+"""How a search ended, in the list of plans."""
+OWN_COLUMNS = ("model", "config", "gpu", "gpus", "seq_len", "global_batch")
+"""Fields of a question that have a column of the list; the others stand together in one."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,14 @@ class Answer:
 async def answer_to(asked: Form, served: Services, *, held_s: float) -> Answer:
     """The answer to what the form asks, after at most ``held_s`` seconds."""
     if not asked.asks:
-        missing = [] if not asked.values else [name for name in ("model", "gpu") if not asked[name]]
+        missing = asked.missing if asked.values else []
         return Answer(200, filled("page/welcome.html.j2", {"missing": missing}), "Plan a training run")
     try:
         if asked.too_long:
             raise ProblemError(
                 "bad-input",
                 "the pasted model is too long for the address of a page",
-                hint="leave out what does not describe the model's size, or send it to POST /v1/plans",
+                hint="leave out what does not describe the model's size, or send it to the REST API",
                 errors=[FieldProblem(pointer="/model", detail="this is too long")],
             )
         question = asked.question()
@@ -70,9 +76,10 @@ async def answer_to(asked: Form, served: Services, *, held_s: float) -> Answer:
     return await shown(row, asked, base, served, plan_address(plan, base))
 
 
-def plan_address(plan: str, base: str | None) -> str:
-    """Where a plan is shown, compared with ``base``."""
-    return f"/plans/{plan}" + ("" if base is None else f"?{urlencode({'base': base})}")
+def plan_address(plan: str, base: str | None, rank: int = 1) -> str:
+    """Where one plan of an answer is shown, compared with ``base``."""
+    query = urlencode(({} if base is None else {"base": base}) | ({"rank": rank} if rank > 1 else {}))
+    return f"/plans/{plan}" + (f"?{query}" if query else "")
 
 
 async def shown(row: PlanRow, asked: Form, base: str | None, served: Services, address: str, rank: int = 1) -> Answer:
@@ -82,22 +89,33 @@ async def shown(row: PlanRow, asked: Form, base: str | None, served: Services, a
         html = filled("page/progress.html.j2", {"job": job(row), "address": address, "title": title})
         return Answer(200, html, title, f"{LOOK_AGAIN_S}; url={address}")
     if row.outcome != "plan":
-        told = job(row).problem or made_problem("conflict", f"the plan was {row.state}")
-        again = "" if row.outcome else asked.address()
-        answer = wrong(told, asked, infeasible=row.outcome is not None, again=again)
-        return replace(answer, status=200) if row.state != "failed" else answer
+        ended = _without_a_plan(row)
+        again = "" if row.outcome or ended.errors else asked.address()
+        answer = wrong(ended, asked, again=again)
+        # That nothing fits, or that somebody wanted no plan, is an answer like any other.
+        return answer if row.state == "failed" else replace(answer, status=200)
     text = await document_of(row, served)
-    document = PlanDocument.model_validate_json(text)
-    title = title_of(document)
+    whole_answer = PlanDocument.model_validate_json(text)
+    document = alone(whole_answer, rank)
+    title = (f"Plan {rank}: " if rank > 1 else "") + title_of(document)
     context = {
         "title": title,
-        "section": await _section(row.id, document, rank, text, served),
+        "section": await _section(row.id, rank, 1 + len(whole_answer.alternatives), text, served),
         "base": base or row.id,
         "restart": asked.address(base=""),
         "differences": await _differences(base, row.id, document, served),
         "effective": Markup(json.dumps(_effective(document))),  # noqa: S704  (numbers)
     }
     return Answer(200, filled("page/answer.html.j2", context), title)
+
+
+def _without_a_plan(row: PlanRow) -> Problem:
+    """Why a finished search has none."""
+    if row.problem is not None:
+        return Problem.model_validate_json(row.problem)
+    if row.state == "cancelled":
+        return made_problem("conflict", "the plan was cancelled").model_copy(update={"title": "Cancelled"})
+    return made_problem("solver-failed", "the search ended without a plan")
 
 
 def title_of(document: PlanDocument) -> str:
@@ -108,14 +126,14 @@ def title_of(document: PlanDocument) -> str:
     return f"{duration(estimate.step_time_s)}, {verdict} - {request.model.name} on {machines}"
 
 
-async def _section(plan: str, document: PlanDocument, rank: int, text: str, served: Services) -> Markup:
+async def _section(plan: str, rank: int, ranks: int, text: str, served: Services) -> Markup:
     """The plan's part of the page, drawn in another process and remembered."""
-    ranks = 1 + len(document.alternatives)
-    if rank > ranks:
-        raise ProblemError("not-found", f"there is no plan {rank}", hint=f"the answer has {ranks}")
     known = served.sections.get((plan, rank))
     if known is None:
-        context = {"plan": plan, "launchers": LAUNCHERS, "rank": rank, "ranks": range(1, ranks + 1)}
+        context = {
+            "plan": plan, "launchers": LAUNCHERS, "rank": rank, "ranks": range(1, ranks + 1),
+            "stem": file_stem(plan, rank),
+        }  # fmt: skip
         actions = str(filled("page/take.html.j2", context))
         known = await served.quick.run(tasks.section, text, actions, rank, limit_s=served.settings.quick_time_limit_s)
         served.sections[plan, rank] = known
@@ -130,24 +148,17 @@ async def _differences(base: str | None, plan: str, now: PlanDocument, served: S
 
 
 def _effective(document: PlanDocument) -> dict[str, Any]:
-    """What the sliders stand at where the form leaves it open."""
-    request = document.request
-    job = request.job
-    return {"gpus": request.cluster.gpus, "seq_len": job.seq_len, "global_batch": job.global_batch}
+    """What is in force where the form leaves it open or says it in another way."""
+    request, task = document.request, document.request.job
+    margin = round(100 * task.memory_margin, 6)
+    values = {"gpus": request.cluster.gpus, "seq_len": task.seq_len, "global_batch": task.global_batch}
+    return {**values, "memory_margin": margin}
 
 
-def wrong(told: Problem, asked: Form, *, infeasible: bool = False, again: str = "") -> Answer:
-    """What is wrong, with the way to the fields; that nothing fits is an answer like any other."""
-    errors = [_named(each, asked) for each in told.errors]
-    context = {"problem": told, "errors": errors, "infeasible": infeasible, "again": again}
-    return Answer(200 if infeasible else told.status, filled("page/problem.html.j2", context), told.title)
-
-
-def _named(error: FieldProblem, asked: Form) -> tuple[str | None, str, str]:
-    field = field_of(error.pointer)
-    if field == "model" and asked["config"]:
-        field = "config"
-    return field, LABELS.get(field or "", ""), error.detail
+def wrong(problem: Problem, asked: Form, *, again: str = "") -> Answer:
+    """What is wrong, with the way to the fields and to what would help; ``again`` asks the same once more."""
+    context = {"problem": told(problem, asked, again), "heading": "h2"}
+    return Answer(problem.status, filled("page/problem.html.j2", context), problem.title)
 
 
 def whole(asked: Form, answer: Answer, served: Services) -> Markup:
@@ -156,7 +167,7 @@ def whole(asked: Form, answer: Answer, served: Services) -> Markup:
         "form": asked,
         "models": [(row["id"], f"{count(row['params'])} parameters") for row in list_models()],
         "gpus": [row["id"] for row in list_gpus()],
-        "backends": [(name, name) for name in BACKENDS],
+        "choices": CHOICES,
         "sliders": sliders(asked),
         "answer": answer.html,
     }
@@ -168,20 +179,31 @@ def part(answer: Answer) -> str:
     return str(filled("page/part.html.j2", {"title": answer.title, "answer": answer.html}))
 
 
+def refusal(problem: Problem, served: Services, *, whole_page: bool) -> Markup:
+    """What is wrong where no form is to be filled in."""
+    context = {"problem": told(problem, Form.of({})), "heading": "h1" if whole_page else "h2"}
+    template = "page/refused.html.j2" if whole_page else "page/problem.html.j2"
+    return framed(template, problem.title, context, served)
+
+
 async def listing(rows: list[PlanRow], following: str | None, served: Services) -> Markup:
     """Plans that were asked for, with the words of their questions."""
-    context = {"rows": [await _listed(row, served) for row in rows], "following": following}
-    return framed("page/plans.html.j2", "Plans", context, served)
+    questions = await served.plans.questions([row.id for row in rows])
+    listed = [_listed(row, _form_of(questions.get(row.id))) for row in rows]
+    return framed("page/plans.html.j2", "Plans", {"rows": listed, "following": following}, served)
 
 
-async def _listed(row: PlanRow, served: Services) -> dict[str, str]:
-    asked = await asked_for(row.id, served)
+def _listed(row: PlanRow, asked: Form) -> dict[str, str]:
+    """What tells a plan from others in the list, without a look at its result."""
     model = asked["model"] or "a model of its own"
-    state = {"infeasible": "nothing fits", "time-limit": "out of time"}.get(row.outcome or "", row.state)
+    rest = [name for name in LABELS if asked[name] and name not in OWN_COLUMNS]
     return {
         "id": row.id,
         "name": f"{model} on {asked['gpus'] or 'some'} x {asked['gpu'] or 'GPUs'}",
-        "state": state,
+        "seq_len": asked["seq_len"] or "usual",
+        "global_batch": asked["global_batch"] or "usual",
+        "rest": "; ".join(f"{LABELS[name]}: {asked[name]}{UNITS.get(name, '')}" for name in rest),
+        "verdict": OUTCOMES.get(row.outcome or "", row.state),
         "asked_at": job(row).created_at,
         "address": asked.address(),
     }
@@ -189,7 +211,10 @@ async def _listed(row: PlanRow, served: Services) -> dict[str, str]:
 
 async def asked_for(plan: str, served: Services) -> Form:
     """The form that asks for a stored plan."""
-    question = await served.plans.question(plan)
+    return _form_of((await served.plans.questions([plan])).get(plan))
+
+
+def _form_of(question: str | None) -> Form:
     return Form.of({}) if question is None else as_form(json.loads(question)["body"])
 
 

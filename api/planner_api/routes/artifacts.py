@@ -13,7 +13,9 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from planner.service import check_output, start_commands
+from planner.service.document import ranked
 from planner.specs.plan import PlanDocument
+from planner.units import counted
 from planner_api.openapi import answer, problems
 from planner_api.problems import FieldProblem, Problem, ProblemError
 from planner_api.routes.answers import etag_of, json_answer, unchanged
@@ -80,7 +82,7 @@ async def archive(
     """All files in one folder, as a gzipped tar."""
     files = await files_of(plan, rank, launcher, served)
     etag = etag_of(plan, launcher, str(rank), "tar", *files.values())
-    folder = f"plan-{plan[:12]}"
+    folder = file_stem(plan, rank)
     headers = {"ETag": etag, "Content-Disposition": f'attachment; filename="{folder}.tar.gz"'}
     return unchanged(request, etag) or Response(packed(files, folder), media_type="application/gzip", headers=headers)
 
@@ -108,7 +110,8 @@ async def one(
     if name not in files:
         raise ProblemError("not-found", "the plan has no such file", hint=f"it has {', '.join(files)}")
     etag = etag_of(plan, launcher, str(rank), name, files[name])
-    headers = {"ETag": etag, "Content-Disposition": f'attachment; filename="{name.rpartition("/")[2]}"'}
+    # Without a name of its own: a link may say under which one it is kept.
+    headers = {"ETag": etag, "Content-Disposition": "attachment"}
     return unchanged(request, etag) or Response(files[name], media_type=media_type(name), headers=headers)
 
 
@@ -120,15 +123,26 @@ async def files_of(plan: str, rank: int, launcher: str, served: Services) -> dic
     if known is not None:
         return known
     text = await document_of(row, served)
-    ranked = 1 + len(PlanDocument.model_validate_json(text).alternatives)
-    if rank > ranked:
-        told = FieldProblem(pointer="rank", detail=f"the document has {ranked} plans")
-        raise ProblemError("bad-input", told.detail, errors=[told])
+    alone(PlanDocument.model_validate_json(text), rank)
     files = await served.quick.run(tasks.render, text, rank, launcher, limit_s=served.settings.quick_time_limit_s)
     if isinstance(files, Problem):
         raise ProblemError("bad-input", files.detail, hint=files.hint)
     served.rendered[plan, rank, launcher] = dict(files)
     return dict(files)
+
+
+def alone(document: PlanDocument, rank: int) -> PlanDocument:
+    """The document about one of its plans; ProblemError where it has not so many."""
+    plans = 1 + len(document.alternatives)
+    if rank > plans:
+        told = FieldProblem(pointer="rank", detail=f"the document has {counted(plans, 'plan')}")
+        raise ProblemError("bad-input", told.detail, errors=[told])
+    return ranked(document, rank)
+
+
+def file_stem(plan: str, rank: int) -> str:
+    """What files that are made of one plan of an answer are called."""
+    return f"plan-{plan[:12]}" + (f"-{rank}" if rank > 1 else "")
 
 
 def media_type(name: str) -> str:

@@ -58,12 +58,14 @@ async def known_plan(plan: str, served: Services) -> PlanRow:
     """The plan; ProblemError 404 where there is none."""
     row = await served.plans.get(plan)
     if row is None:
-        raise ProblemError(
-            "not-found",
-            "there is no plan of this id",
-            hint="finished plans are removed after some time: ask again with POST /v1/plans",
-        )
+        raise no_plan()
     return row
+
+
+def no_plan() -> ProblemError:
+    """The answer to an id that no plan has."""
+    hint = "finished plans are removed after some time: ask again with POST /v1/plans"
+    return ProblemError("not-found", "there is no plan of this id", hint=hint)
 
 
 async def document_of(row: PlanRow, served: Services) -> str:

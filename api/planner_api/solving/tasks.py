@@ -19,7 +19,7 @@ from planner.accuracy.runs.records import parse_records
 from planner.errors import InfeasibleError, PlannerError, TimeLimitError
 from planner.report.html import html_report, plan_section
 from planner.report.markdown import markdown_report
-from planner.service.document import read_plan
+from planner.service.document import ranked, read_plan
 from planner.service.requests import SearchState
 from planner.specs.profile import Profile
 from planner_api.problems import Problem, of_planner_error
@@ -123,10 +123,7 @@ def check(body: str) -> str | Problem:
 def render(document: str, rank: int, launcher: str) -> Mapping[str, str] | Problem:
     """The files of one plan of a document: name -> text."""
     try:
-        plan = read_plan(document, "plan")
-        ranked = (plan.best, *plan.alternatives)
-        if rank > 1:
-            plan = plan.model_copy(update={"best": ranked[rank - 1]})
+        plan = ranked(read_plan(document, "plan"), rank)
         return service.render_document(plan, launcher=launcher)
     except PlannerError as problem:
         return of_planner_error(problem)
@@ -134,12 +131,7 @@ def render(document: str, rank: int, launcher: str) -> Mapping[str, str] | Probl
 
 def section(document: str, actions: str, rank: int = 1) -> str:
     """One plan of a document as a part of the page; ``actions`` is HTML that follows the verdict."""
-    plan = read_plan(document, "plan")
-    if rank > 1:
-        # Alone: the ranking belongs to the best one's page.
-        search = plan.search.model_copy(update={"status": "estimated"})
-        best = plan.alternatives[rank - 2]
-        plan = plan.model_copy(update={"best": best, "alternatives": (), "by_backend": {}, "search": search})
+    plan = ranked(read_plan(document, "plan"), rank)
     return str(plan_section(plan, actions=actions))
 
 
@@ -147,9 +139,9 @@ REPORTS = {"html": html_report, "md": markdown_report}
 """Ending of the file -> what writes it."""
 
 
-def report(document: str, form: str) -> str:
-    """The report about a plan as one file."""
-    return REPORTS[form](read_plan(document, "plan"))
+def report(document: str, form: str, rank: int = 1) -> str:
+    """The report about one plan of a document as one file."""
+    return REPORTS[form](ranked(read_plan(document, "plan"), rank))
 
 
 def fit(records: Sequence[str]) -> str | Problem:

@@ -5,6 +5,7 @@ Every change is one statement with the state it needs in its condition, so that 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,11 +189,11 @@ class PlanStore:
             text: str | None = await db.scalar(select(plans.c.result).where(plans.c.id == plan))
         return text
 
-    async def question(self, plan: str) -> str | None:
-        """What was asked, as it was put."""
+    async def questions(self, ids: Collection[str]) -> dict[str, str]:
+        """Of each plan what was asked, as it was put."""
+        query = select(plans.c.id, plans.c.question).where(plans.c.id.in_(ids))
         async with self._database.begin() as db:
-            text: str | None = await db.scalar(select(plans.c.question).where(plans.c.id == plan))
-        return text
+            return {row.id: row.question for row in await db.execute(query)}
 
     async def page(self, limit: int, before: tuple[float, str] | None) -> list[PlanRow]:
         """Plans, the youngest first, from behind the one that was created at ``before``."""

@@ -5,42 +5,48 @@
   const form = document.getElementById("ask");
   if (!form) return;
   document.documentElement.classList.add("scripted");
-  const shown = (value) => Number(value).toLocaleString("en-US");
 
+  // A slider steps through values, but says the one in force: the field's, or what the plan took for an open one.
+  let taken = {};
   const valuesOf = (slider) => slider.dataset.values.split(",").map(Number);
-  const told = (slider) => {
-    const text = `${shown(valuesOf(slider)[slider.value])} ${slider.dataset.unit}`;
-    slider.setAttribute("aria-valuetext", text);
+  const numberOf = (text) => /^\d+(\.\d+)?$/.test(text) ? Number(text) : undefined;
+  const worded = (value, unit) => `${value.toLocaleString("en-US")} ${value === 1 ? unit.replace(/s$/, "") : unit}`;
+  const tellSlider = (slider) => {
+    const {field: name, unit} = slider.dataset;
+    const stated = document.getElementById(name).value.trim().replaceAll(",", "");
+    const value = numberOf(stated) ?? taken[name];
+    if (value !== undefined) {
+      const distances = valuesOf(slider).map((step) => Math.abs(step - value));
+      slider.value = distances.indexOf(Math.min(...distances));
+    }
+    const text = value !== undefined ? worded(value, unit) : stated || "-";
+    slider.setAttribute("aria-valuetext", value === undefined && !stated ? "not chosen" : text);
     document.getElementById(`${slider.id}-value`).textContent = text;
   };
-  const place = (slider, value) => {
-    const values = valuesOf(slider);
-    let at = 0;
-    values.forEach((step, index) => { if (step <= value) at = index; });
-    slider.value = at;
-    told(slider);
-  };
-
-  for (const slider of form.querySelectorAll("input[type=range]")) {
+  const sliders = form.querySelectorAll("input[type=range]");
+  for (const slider of sliders) {
     const field = document.getElementById(slider.dataset.field);
     slider.addEventListener("input", () => {
       field.value = valuesOf(slider)[slider.value];
-      told(slider);
+      tellSlider(slider);
     });
-    field.addEventListener("input", () => { if (/^\d+$/.test(field.value)) place(slider, Number(field.value)); });
-    told(slider);
+    // What the last plan took is of no account for a question that has changed here.
+    field.addEventListener("input", () => {
+      delete taken[field.id];
+      tellSlider(slider);
+    });
   }
 
-  // An answer says what it took for fields that were left open: the sliders stand there.
-  const follow = (root) => {
-    const effective = root.querySelector?.("#effective") ?? document.getElementById("effective");
-    if (!effective) return;
-    for (const [name, value] of Object.entries(JSON.parse(effective.textContent))) {
-      const field = document.getElementById(name);
-      field.placeholder = value;
-      if (field.value === "") place(document.getElementById(`slide-${name}`), value);
+  // An answer says what it took for the fields; one that is being made leaves them as they are.
+  const follow = () => {
+    const effective = document.getElementById("effective");
+    if (!effective && document.querySelector(".making")) return;
+    taken = effective ? JSON.parse(effective.textContent) : {};
+    for (const slider of sliders) {
+      document.getElementById(slider.dataset.field).placeholder = taken[slider.dataset.field] ?? "";
+      tellSlider(slider);
     }
-    document.getElementById("base").value = effective.dataset.base;
+    if (effective) document.getElementById("base").value = effective.dataset.base;
   };
 
   // One line for whoever listens, only when it is another one; complaints stand beside their fields, too.
@@ -75,8 +81,8 @@
     for (const name of Object.keys(parameters)) if (parameters[name] === "") delete parameters[name];
   });
 
-  document.addEventListener("htmx:load", (event) => { follow(event.detail.elt); tell(); });
-  follow(document);
+  document.addEventListener("htmx:load", () => { follow(); tell(); });
+  follow();
   tell();
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-wrong]");
@@ -96,11 +102,5 @@
     } catch {
       prompt("Copy this link", url);
     }
-  });
-
-  // The command to start depends on the chosen launcher: the download says which.
-  document.addEventListener("change", (event) => {
-    const chosen = event.target.closest("select[data-download]");
-    if (chosen) document.getElementById("download").href = `${chosen.dataset.download}&launcher=${chosen.value}`;
   });
 })();
