@@ -74,27 +74,34 @@ LAYERS_ASSIGNED = predicate(
 )
 
 
-def _stage_sizes(context: RuleContext) -> BoolArray:
-    layers = context.batch.stage_layers
-    stages = (context.batch.pp * context.batch.vpp)[:, None]
-    inside = np.arange(layers.shape[1])[None, :] < stages
-    filled = np.where(inside, layers >= 1, layers == 0).all(axis=1)
-    return np.asarray(filled & (stages[:, 0] <= layers.shape[1]), dtype=np.bool_)
+def stages_filled(*, but_for_the_ends: bool, source: str) -> Rule:
+    """Every virtual stage holds a layer; the first and the last, which hold more than layers, where they need not."""
+
+    def holds(context: RuleContext) -> BoolArray:
+        layers = context.batch.stage_layers
+        stages = (context.batch.pp * context.batch.vpp)[:, None]
+        place = np.arange(layers.shape[1])[None, :]
+        end = but_for_the_ends & (stages > 1) & ((place == 0) | (place == stages - 1))
+        filled = np.where(place < stages, layers >= np.where(end, 0, 1), layers == 0).all(axis=1)
+        return np.asarray(filled & (stages[:, 0] <= layers.shape[1]), dtype=np.bool_)
+
+    def equation(context: RuleContext, index: int) -> str:
+        given = [int(size) for size in context.batch.stage_layers[index]]
+        stages = written(context, index, ("pp", "vpp"))
+        ends = ", the first and the last of at least 0" if but_for_the_ends else ""
+        return f"layers_per_stage = {given}, must be one number of at least 1 for each of {stages} virtual stages{ends}"
+
+    ends = " but for the first and the last, which have embedding and head," if but_for_the_ends else ""
+    return predicate(
+        "stages-filled",
+        holds,
+        equation,
+        reason=f"Each of the pp * vpp virtual stages{ends} holds at least one layer, and no other stage exists.",
+        source=source,
+    )
 
 
-def _stage_equation(context: RuleContext, index: int) -> str:
-    given = [int(size) for size in context.batch.stage_layers[index]]
-    stages = written(context, index, ("pp", "vpp"))
-    return f"layers_per_stage = {given}, must be one number of at least 1 for each of {stages} virtual stages"
-
-
-STAGES_FILLED = predicate(
-    "stages-filled",
-    _stage_sizes,
-    _stage_equation,
-    reason="Each of the pp * vpp virtual stages holds at least one layer, and no other stage exists.",
-    source=ARITHMETIC,
-)
+STAGES_FILLED = stages_filled(but_for_the_ends=False, source=ARITHMETIC)
 
 UNSHARDED_DEGREE = predicate(
     "unsharded-degree",
@@ -300,7 +307,6 @@ COMMON: tuple[Rule, ...] = (
     WORLD_SIZE,
     BATCH_DIVISIBLE,
     STAGES_WITHIN_LAYERS,
-    STAGES_FILLED,
     LAYERS_ASSIGNED,
     SHARD_DEGREE_DIVIDES,
     UNSHARDED_DEGREE,
@@ -308,4 +314,4 @@ COMMON: tuple[Rule, ...] = (
     RECOMPUTE_LAYERS,
     LEARNED_POSITIONS,
 )
-"""Rules that every backend includes."""
+"""Rules that every backend includes, beside one about filled stages."""

@@ -17,6 +17,7 @@ from planner.backends.common_rules import (
     fp8_alignment,
     gpu_vendor,
     schedule_rule,
+    stages_filled,
     zero_stages,
 )
 from planner.backends.megatron_model_rules import ARGUMENTS, CONFIG, MODEL_RULES
@@ -25,6 +26,7 @@ from planner.specs.batch import DEVICES, BoolArray, IntArray
 
 STATE = "megatron/core/parallel_state.py"
 SCHEDULES_FILE = "megatron/core/pipeline_parallel/schedules.py"
+LAYOUT_FILE = "megatron/core/transformer/pipeline_parallel_layer_layout.py"
 LAYERS_FILE = "megatron/core/tensor_parallel/layers.py"
 
 BEFORE_AMPERE = ("pascal", "volta", "turing")
@@ -344,6 +346,7 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     GROUPED_GEMM,
     *COMMON,
+    stages_filled(but_for_the_ends=True, source=LAYOUT_FILE),
     schedule_rule({"single": ("none",), "plain": ("1f1b",), "virtual": ("interleaved",)}, SCHEDULES_FILE),
     zero_stages(
         (0, 1),

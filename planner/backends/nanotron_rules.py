@@ -14,6 +14,7 @@ from planner.backends.common_rules import (
     HEADS_OVER_TP,
     NO_SECONDARY_SHARD,
     SEQUENCE_PARALLEL_NEEDS_TP,
+    STAGES_FILLED,
     gpu_vendor,
     schedule_rule,
     zero_stages,
@@ -294,6 +295,7 @@ RULES: tuple[Rule, ...] = (
     LOSS_IMPLEMENTATION,
     FULL_TRAINING,
     *COMMON,
+    STAGES_FILLED,
     schedule_rule(
         {"single": ("none",), "plain": ("1f1b", "gpipe"), "virtual": ()},
         "nanotron/config/utils_config.py (1f1b, afab)",

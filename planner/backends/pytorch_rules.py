@@ -12,6 +12,7 @@ from planner.backends.common_rules import (
     HEADS_OVER_TP,
     NO_SECONDARY_SHARD,
     SEQUENCE_PARALLEL_NEEDS_TP,
+    STAGES_FILLED,
     schedule_rule,
     zero_stages,
 )
@@ -261,6 +262,7 @@ RULES: tuple[Rule, ...] = (
     PRECISION,
     SAMPLES_FILL_SEQUENCES,
     *COMMON,
+    STAGES_FILLED,
     TIED_PIPELINE,
     ZERO_BUBBLE_KEEPS_ACTIVATIONS,
     ZERO_BUBBLE_ROUNDS,

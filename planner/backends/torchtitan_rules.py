@@ -13,6 +13,7 @@ from planner.backends.common_rules import (
     HEADS_OVER_TP,
     NO_SECONDARY_SHARD,
     SEQUENCE_PARALLEL_NEEDS_TP,
+    STAGES_FILLED,
     fp8_alignment,
     gpu_vendor,
     schedule_rule,
@@ -327,6 +328,7 @@ RULES: tuple[Rule, ...] = (
     LOSS_IMPLEMENTATION,
     PREDICTION_LOSS,
     *COMMON,
+    STAGES_FILLED,
     PREDICTION_BLOCKS,
     TIED_PIPELINE,
     schedule_rule(
