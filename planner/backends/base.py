@@ -375,6 +375,8 @@ class Backend(ABC):
     sequence_parallel_choices: ClassVar[tuple[bool, ...]]
     """Values of sequence_parallel that tp > 1 allows."""
     offloads: ClassVar[tuple[OffloadChoice, ...]]
+    bare_last_stage: ClassVar[bool] = False
+    """Of several chunks a rank the last may hold the head alone."""
 
     @abstractmethod
     def recompute_kinds(self, model: ModelSpec, job: Job) -> tuple[RecomputeKind, ...]:

@@ -210,6 +210,7 @@ class Megatron(Backend):
     zero_stages = (0, 1)
     sequence_parallel_choices = (True, False)
     offloads = (OffloadChoice("cpu", "none", (1,), steps=20),)
+    bare_last_stage = True
     habit_settings: ClassVar[Mapping[str, str]] = {
         "tensor_parallel_overlap": "--tp-comm-overlap",
         "dropout": "--attention-dropout 0 --hidden-dropout 0",

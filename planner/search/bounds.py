@@ -178,7 +178,8 @@ def _slowest(inner: Inner, recomputed: IntArray) -> FloatArray:
     """(N,) least time of the slowest rank without recomputation, and of the slowest of each chunk with it."""
     model, group = inner.model, inner.group
     ends = ends_by_kind(inner, model.first_time_s, model.last_time_s)
-    return np.maximum(_least_over_kinds(inner, model.layer_time_s, ends, group.vpp), _chunks(inner, recomputed))
+    ranks = _least_over_kinds(inner, model.layer_time_s, ends, group.least_of_rank)
+    return np.maximum(ranks, _chunks(inner, recomputed))
 
 
 def _chunks(inner: Inner, recomputed: IntArray) -> FloatArray:
@@ -194,16 +195,17 @@ def _chunks(inner: Inner, recomputed: IntArray) -> FloatArray:
     stages = full * sum(layer) + vpp * again
     spared = (missing // pp) * (np.max(layer, axis=0) + model.recompute_time_s.min(axis=1))
 
-    def above(end: FloatArray, per_layer: FloatArray, lacking: int) -> FloatArray:
+    def above(end: FloatArray, per_layer: FloatArray, lacking: int, least: int) -> FloatArray:
         """(N,) by how much the stage of an end is longer than a full one."""
-        held = full - min(lacking, full - 1)
+        held = max(full - lacking, least)
         less = (full - held) * per_layer + again - np.minimum(recomputed, held) * model.recompute_time_s.min(axis=1)
         return np.asarray(np.maximum(end - less, 0.0))
 
     longer = np.full(len(inner), np.inf)
     for lacking in range(min(missing, full - 1) + 1):
-        ends = above(model.first_time_s, layer[0], lacking)
-        longer = np.minimum(longer, ends + above(model.last_time_s, layer[-1], missing - lacking))
+        ends = above(model.first_time_s, layer[0], lacking, 1)
+        ends = ends + above(model.last_time_s, layer[-1], missing - lacking, 1 - inner.group.bare_end)
+        longer = np.minimum(longer, ends)
     return np.asarray(stages - spared + longer)
 
 
@@ -211,7 +213,7 @@ def _least_layer(inner: Inner, chunk: int) -> FloatArray:
     """(N,) least time of a layer that a chunk may hold."""
     pp, full, layers, stages = inner.group.pp, inner.max_recomputed, inner.layers, inner.stages
     low = max(chunk * pp, layers - (stages - chunk * pp) * full)
-    high = min(layers - (stages - (chunk + 1) * pp), (chunk + 1) * pp * full)
+    high = min(layers - int(inner.group.least_layers[(chunk + 1) * pp :].sum()), (chunk + 1) * pp * full)
     there = inner.kind_prefix[high] > inner.kind_prefix[low]
     return np.asarray(inner.model.layer_time_s[:, there].min(axis=1))
 
@@ -230,7 +232,8 @@ def _least_over_kinds(inner: Inner, per_layer: FloatArray, ends: FloatArray, lea
 
 def _least_total(inner: Inner, needs: Needs) -> FloatArray:
     """(N,) least recomputation time of all ranks: one virtual stage holds as many layers as it can, the others one."""
-    least = np.maximum(needs.recomputed + inner.stages - 1, needs.recomputed * inner.stages - inner.missing)
+    filled = int(inner.group.least_layers.sum())
+    least = np.maximum(needs.recomputed + filled - 1, needs.recomputed * inner.stages - inner.missing)
     layers = np.where(needs.recomputed > 0, np.minimum(inner.layers, least), 0)
     return np.asarray(layers * inner.model.recompute_time_s.min(axis=1))
 
@@ -277,10 +280,11 @@ def _tail(inner: Inner, needs: Needs) -> _Tail:
     exposed = model.layer_reduce_time_s - window + work
     first_exposed = first + model.first_reduce_time_s - share * model.first_time_s
     last_exposed = last + model.last_reduce_time_s - share * model.last_time_s
-    floor = _least_over_kinds(inner, work, ends_by_kind(inner, first, last, model.reduce_floor_s), inner.group.vpp)
+    least = inner.group.least_of_rank
+    floor = _least_over_kinds(inner, work, ends_by_kind(inner, first, last, model.reduce_floor_s), least)
     hidden = (exposed < 0).any(axis=1)
     ends = ends_by_kind(inner, first_exposed, last_exposed)
-    rest = _least_over_kinds(inner, np.maximum(exposed, 0.0), ends, inner.group.vpp)
+    rest = _least_over_kinds(inner, np.maximum(exposed, 0.0), ends, least)
     return _Tail(
         least=np.maximum(floor, np.where(hidden, -np.inf, rest)),
         work=work,
@@ -322,12 +326,12 @@ def _levels(inner: Inner, needs: Needs, kind: int | None, tail: _Tail) -> FloatA
     model, group = inner.model, inner.group
     everything = np.full(len(inner), inner.max_recomputed)
     caps = np.maximum(rank_caps(inner, kind, everything, inner.fraction(needs.most_steps)), 0)
-    layers, least = (inner.layers, group.vpp) if kind is None else (int(inner.totals[kind]), 0)
+    layers, least = (inner.layers, group.least_of_rank) if kind is None else (int(inner.totals[kind]), 0)
     ends = _on_ranks(inner, model.first_time_s, model.last_time_s)
     slope, again = _rates(inner, kind)
     # A rank with l layers recomputes at least min(l, spread) of them: one stage holds the surplus, or few layers are
     # missing.
-    spread = np.maximum(needs.recomputed + group.vpp - 1, needs.recomputed * group.vpp - inner.missing)
+    spread = np.maximum(needs.recomputed + group.least_of_rank - 1, needs.recomputed * group.vpp - inner.missing)
     spread = np.where(needs.recomputed > 0, spread, 0)[:, None]
 
     def most_at(level: FloatArray, rows: Any = slice(None)) -> IntArray:
@@ -388,7 +392,7 @@ def memory_bound(inner: Inner, needs: Needs) -> FloatArray:
     ends[:, -1] += model.last_state_bytes - share * model.last_offloadable_bytes + model.last_fixed_bytes
     ends += model.fixed_bytes[:, None]
     slope = np.maximum(slope, np.finfo(float).tiny)
-    low = (slope * group.vpp + ends).max(axis=1)
+    low = (slope * group.least_of_rank + ends).max(axis=1)
     high = (slope * inner.layers + ends).max(axis=1)
     for _ in range(50):
         middle = (low + high) / 2

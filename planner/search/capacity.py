@@ -53,7 +53,7 @@ def rank_caps(inner: Inner, kind: int | None, recomputed: IntArray, share: Float
 
 def sufficient(inner: Inner, recomputed: IntArray, share: FloatArray) -> BoolArray:
     """Whether all ranks together could hold the model; false proves that no layout fits."""
-    least, layers = inner.group.vpp, inner.layers
+    least, layers = inner.group.least_of_rank, inner.layers
     caps = rank_caps(inner, None, recomputed, share)
     enough = (caps >= least).all(axis=1) & (np.minimum(caps, layers).sum(axis=1) >= layers)
     if len(inner.totals) > 1:

@@ -59,9 +59,10 @@ def _all_layers_placed(model: cp_model.CpModel, form: RunForm, inner: Inner) -> 
 
 
 def _stages_in_model_order(model: cp_model.CpModel, form: RunForm, inner: Inner) -> None:
-    """Ensures that every head stage holds a layer, and that none of the main run precedes one of the leading run."""
-    for head in form.heads:
-        model.add(head.lead + head.main >= 1)
+    """Ensures that every head stage holds a layer if it must, and that none of the main run precedes one of the leading
+    run."""
+    for head, least in zip(form.heads, inner.group.least_layers.tolist(), strict=False):
+        model.add(head.lead + head.main >= least)
         model.add(head.lead + head.main <= inner.max_recomputed)
     leading = [head for head in form.heads if not isinstance(head.lead, int)]
     for index, (earlier, later) in enumerate(pairwise(leading)):
@@ -110,21 +111,21 @@ def _kinds_mixed_as_in_the_model(model: cp_model.CpModel, variables: Variables, 
 
 
 def _stages_filled(model: cp_model.CpModel, form: EdgeForm, inner: Inner) -> None:
-    """Ensures that every virtual stage holds at least one layer and no more than it may."""
-    for before, after in pairwise(form.edges):
-        model.add_linear_constraint(after - before, 1, inner.max_recomputed)
+    """Ensures that every virtual stage holds as many layers as it must and no more than it may."""
+    for (before, after), least in zip(pairwise(form.edges), inner.group.least_layers.tolist(), strict=True):
+        model.add_linear_constraint(after - before, least, inner.max_recomputed)
 
 
 def _counts_complete(model: cp_model.CpModel, variables: Variables, inner: Inner) -> None:
     """Ensures that all layers are placed, no stage is empty, and recomputation is what some split could have."""
-    v, most = inner.group.vpp, variables.most
+    v, most, stages = inner.group.vpp, variables.most, inner.group.least_layers.reshape(-1, inner.group.pp).sum(axis=0)
     for kind, count in enumerate(inner.totals):
         model.add(sum(rank[kind] for rank in variables.layers) == int(count))
-    for layers, recomputed in zip(variables.layers, variables.recomputed, strict=True):
-        model.add_linear_constraint(sum(layers), v, v * inner.max_recomputed)
+    for layers, recomputed, filled in zip(variables.layers, variables.recomputed, stages.tolist(), strict=True):
+        model.add_linear_constraint(sum(layers), filled, v * inner.max_recomputed)
         if inner.group.counted[0]:
             fewest = model.new_int_var(0, 2**20, "")
-            model.add_min_equality(fewest, [sum(layers), most + v - 1])
+            model.add_min_equality(fewest, [sum(layers), most + filled - 1])
             model.add(sum(recomputed) >= fewest)
             model.add(sum(recomputed) <= v * most)
             for again, held in zip(recomputed, layers, strict=True):

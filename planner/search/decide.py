@@ -112,7 +112,7 @@ def _priced(inner: Inner, layout: IntArray, recomputed: int, step: int, proven: 
     """What the cost model says of the solver's decision; only that counts."""
     row, one = np.zeros(1, dtype=np.int64), layout[None, :]
     result = inner.price(row, one, row + recomputed, row + step)
-    if not inner.fits(result)[0] or layout.min() < 1 or layout.sum() != inner.layers:
+    if not inner.fits(result)[0] or (layout < inner.group.least_layers).any() or layout.sum() != inner.layers:
         raise RuntimeError(f"the constraint model accepted a layout that is none or does not fit: {layout.tolist()}")
     return Decision(
         proven, True, layout, recomputed, step, float(result.step_time_s[0]), float(result.peak_memory_bytes[0])

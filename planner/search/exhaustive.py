@@ -20,8 +20,11 @@ from planner.specs.batch import IntArray, StrategyBatch
 MAX_STRATEGIES = 5_000_000
 
 
-def compositions(layers: int, stages: int) -> IntArray:
-    """(C, S) all ways to give each stage at least one of the layers."""
+def compositions(layers: int, stages: int, *, bare_end: bool = False) -> IntArray:
+    """(C, S) all ways to give each stage at least one of the layers, with ``bare_end`` the last one none or more."""
+    if bare_end:
+        bare = np.pad(compositions(layers, stages - 1), ((0, 0), (0, 1)))
+        return np.concatenate([compositions(layers, stages), bare])
     cuts = np.array(list(combinations(range(1, layers), stages - 1)), dtype=np.int64).reshape(-1, stages - 1)
     edges = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (0, layers)))
     return np.diff(edges, axis=1)
@@ -29,8 +32,9 @@ def compositions(layers: int, stages: int) -> IntArray:
 
 def every_decision(group: Group, layers: int) -> StrategyBatch:
     """All complete strategies of a group."""
-    layouts = compositions(layers, group.pp * group.vpp) if group.free else group.batch.stage_layers[:1]
+    layouts = group.batch.stage_layers[:1]
     if group.free:
+        layouts = compositions(layers, group.pp * group.vpp, bare_end=group.bare_end)
         layouts = layouts[(layouts <= stage_cap(layers, group.pp, group.vpp)).all(axis=1)]
     rows, layout, most, share = [], [], [], []
     for row in range(len(group)):

@@ -76,9 +76,8 @@ def _try(
 
 def _priced(inner: Inner, layout: IntArray, recomputed: IntArray, step: IntArray) -> Incumbents:
     result = inner.price(np.arange(len(inner)), layout, recomputed, step)
-    whole = (
-        (layout >= 1).all(axis=1) & (layout <= inner.max_recomputed).all(axis=1) & (layout.sum(axis=1) == inner.layers)
-    )
+    allowed = (layout >= inner.group.least_layers) & (layout <= inner.max_recomputed)
+    whole = allowed.all(axis=1) & (layout.sum(axis=1) == inner.layers)
     legal = inner.fits(result) & whole
     return Incumbents(
         np.where(legal, result.step_time_s, np.inf), np.where(legal, result.peak_memory_bytes, np.inf),
@@ -158,11 +157,11 @@ def _ends_relieved(inner: Inner, recomputed: IntArray) -> IntArray:
     layout = np.full((len(inner), inner.stages), full)
     ends = np.stack([model.first_time_s, model.last_time_s], axis=1)
     layer, again = model.layer_time_s[:, [0, -1]], model.recompute_time_s[:, [0, -1]]
-    left = np.full(len(inner), inner.missing)
+    left, least = np.full(len(inner), inner.missing), inner.group.least_layers[[0, -1]]
     for _ in range(inner.missing):
         held, most = layout[:, [0, -1]], recomputed[:, None]
         less = (full - held) * layer + (np.minimum(most, full) - np.minimum(most, held)) * again
-        over = np.where(held > 1, ends - less, -np.inf)
+        over = np.where(held > least, ends - less, -np.inf)
         end, gives = over.argmax(axis=1), over.max(axis=1) > 0
         layout[rows, np.where(end == 0, 0, -1)] -= gives
         left -= gives

@@ -8,7 +8,7 @@ rules in between.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,24 @@ class Group:
     """The number of recomputed layers is open."""
     steps: IntArray
     """The offloaded share is 1/steps ... steps/steps; 0 where nothing is offloaded."""
+    bare_end: bool = False
+    """The last virtual stage may hold the head alone; every other one holds at least one layer."""
 
     def __len__(self) -> int:
         return len(self.batch)
 
+    @property
+    def least_layers(self) -> IntArray:
+        """(S,) fewest layers of each virtual stage."""
+        return np.array([1] * (self.pp * self.vpp - 1) + [1 - self.bare_end], dtype=np.int64)
+
+    @property
+    def least_of_rank(self) -> int:
+        """Fewest layers of the rank that may hold fewest."""
+        return self.vpp - self.bare_end
+
     def take(self, rows: Any) -> Group:
-        return Group(self.pp, self.vpp, self.free, self.batch.take(rows), self.counted[rows], self.steps[rows])
+        return replace(self, batch=self.batch.take(rows), counted=self.counted[rows], steps=self.steps[rows])
 
 
 class Space:
@@ -84,7 +96,8 @@ class Space:
     def variants(self, core: Group) -> Group:
         """The legal candidates made of these cores with every choice of recomputation and offload."""
         batch = self._legality.apply(self._last_rules, self._savers.expand(core.batch))
-        return Group(core.pp, core.vpp, core.free, batch, *self._savers.open_choices(batch))
+        counted, steps = self._savers.open_choices(batch)
+        return replace(core, batch=batch, counted=counted, steps=steps)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -344,7 +357,8 @@ class _Enumeration:
             part = self.legality.apply(ready, part.with_values(stage_layers=rows))
             if len(part):
                 zeros = np.zeros(len(part), dtype=np.int64)
-                cores.append(Group(pp, vpp, free, part, zeros.astype(np.bool_), zeros))
+                bare = free and vpp > 1 and self.backend.bare_last_stage
+                cores.append(Group(pp, vpp, free, part, zeros.astype(np.bool_), zeros, bare))
         return tuple(cores)
 
     def _pinned_out(self) -> InputError:

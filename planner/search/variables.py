@@ -183,8 +183,10 @@ def _count_form(model: cp_model.CpModel, inner: Inner, counted: bool) -> Built:
 
 def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Built:
     stages, total = inner.stages, inner.layers
-    full = inner.max_recomputed
-    span = [(max(k, total - (stages - k) * full), min(total - stages + k, k * full)) for k in range(stages + 1)]
+    full, least = inner.max_recomputed, inner.group.least_layers
+    behind = [int(least[k:].sum()) for k in range(stages + 1)]
+    span = [(max(k, total - (stages - k) * full), min(total - behind[k], k * full)) for k in range(stages)]
+    span.append((total, total))
     edges: list[Expr] = [0, *(model.new_int_var(*span[k], f"edge[{k}]") for k in range(1, stages)), total]
     before = [_prefix(model, inner, edge, *span[k]) for k, edge in enumerate(edges)]
     kinds, ranks = range(len(inner.totals)), range(inner.group.pp)
@@ -192,9 +194,9 @@ def _edge_form(model: cp_model.CpModel, inner: Inner, most: Expr | None) -> Buil
     again: list[list[Expr]] = [[0 for _ in kinds] for _ in range(stages)]
     if most is not None:
         for s in range(stages):
-            count = model.new_int_var(1, full, f"count[{s}]")
+            count = model.new_int_var(int(least[s]), full, f"count[{s}]")
             model.add_min_equality(count, [most, edges[s + 1] - edges[s]])
-            low, high = span[s][0] + 1, span[s + 1][1]
+            low, high = span[s][0] + int(least[s]), span[s + 1][1]
             end = model.new_int_var(low, high, f"end[{s}]")
             model.add(end == edges[s] + count)
             after = _prefix(model, inner, end, low, high)

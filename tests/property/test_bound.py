@@ -77,17 +77,18 @@ def candidates(draw: st.DrawFn) -> Inner:
     if not counted:
         model = replace(model, recompute_time_s=np.zeros((1, count)), recompute_saved_bytes=np.zeros((1, count)))
     free = pp * vpp > 1 and draw(st.sampled_from([True, True, True, False]))
-    group = Group(
-        pp, vpp, free, batch_of_one(pp, vpp, even_layout(layers, pp * vpp)), np.array([counted]), np.array([steps])
-    )
+    layout = batch_of_one(pp, vpp, even_layout(layers, pp * vpp))
+    bare = free and vpp > 1 and draw(st.booleans())
+    group = Group(pp, vpp, free, layout, np.array([counted]), np.array([steps]), bare)
     limits = Limits(draw(st.sampled_from([8.0, 14.0, 20.0, 40.0])) * GIB, draw(st.sampled_from([60.0, 500.0])) * GIB)
     return Inner(group, model, prefix, limits)
 
 
 def decisions(inner: Inner) -> list[tuple[np.ndarray, int, int]]:
     """Every decision of the candidate."""
-    layouts = compositions(inner.layers, inner.stages) if inner.group.free else inner.group.batch.stage_layers
+    layouts = inner.group.batch.stage_layers
     if inner.group.free:
+        layouts = compositions(inner.layers, inner.stages, bare_end=inner.group.bare_end)
         layouts = layouts[(layouts <= stage_cap(inner.layers, inner.group.pp, inner.group.vpp)).all(axis=1)]
     counts = range(1, int(layouts.max()) + 1) if inner.group.counted[0] else [0]
     steps = range(1, int(inner.group.steps[0]) + 1) if inner.group.steps[0] else [0]
