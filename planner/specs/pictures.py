@@ -8,7 +8,8 @@ from typing import Literal
 
 from planner.specs.base import Spec
 
-PartKind = Literal["arithmetic", "communication", "waiting", "update"]
+PartKind = Literal["arithmetic", "recomputation", "communication", "waiting", "update", "mixed"]
+"""``mixed`` are small parts of several kinds, drawn as one."""
 SlotKind = Literal["forward", "backward", "weight-gradient"]
 SlotPhase = Literal["warm-up", "steady", "cool-down"]
 LinkLevel = Literal["node", "domain", "network"]
@@ -141,5 +142,7 @@ class Pictures(Spec):
     points: tuple[PlanPoint, ...]
     stages: tuple[StageMemory, ...]
     time: tuple[TimePart, ...]
+    kinds: dict[PartKind, float]
+    """Seconds of the whole step by kind, also of the small parts that ``time`` has as one."""
     schedule: Schedule | None
     topology: TopologyMap

@@ -163,9 +163,9 @@ def test_sections_of_one_page_have_ids_of_their_own() -> None:
 
 
 def test_the_pipeline_in_words() -> None:
-    """Fill and bubble are those of the picture."""
+    """Fill and idle time are those of the picture; the bubble of the step's bars is another figure."""
     schedule = pictures(piped()).schedule
     assert schedule is not None
     fill = min(slot.start_s for slot in schedule.slots if slot.stage == schedule.stages - 1)
-    bubble = 100 * (1 - schedule.busy_share)
-    assert f"fill {duration(fill)}, bubble {bubble:.1f} %" in Page(plan_section(piped())).text
+    idle = 100 * (1 - schedule.busy_share)
+    assert f"fill {duration(fill)}, stages idle {idle:.1f} % of the time" in Page(plan_section(piped())).text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cost.context import CostContext
 from planner.cost.volumes import Volume, volumes
-from planner.service.why import time_parts
+from planner.service.parts import time_parts
 from planner.specs.batch import StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.pictures import LinkLevel, Traffic

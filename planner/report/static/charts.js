@@ -9,6 +9,7 @@
   const LEVEL_WORDS = {node: "inside a node", domain: "domain across nodes", network: "network"};
   const WORK_WORDS = {forward: "forward", backward: "backward", "weight-gradient": "weight gradients"};
   const HEIGHT_LEFT_OUT = {forward: 0, backward: 0.25, "weight-gradient": 0.5}; // share of a row above the slot
+  const PLAIN = {arithmetic: "var(--kind-arithmetic)", mixed: "var(--surface)"}; // kinds of parts without a pattern
   let drawings = 0; // ids of patterns stay apart
 
   // ---- words: the same digits as planner/units.py ----
@@ -21,8 +22,8 @@
   const duration = (seconds) => {
     if (seconds < 0) return `-${duration(-seconds)}`;
     if (seconds >= 100) return `${seconds.toFixed(0)} s`;
-    if (seconds >= 1) return `${digits(seconds)} s`;
-    return seconds >= 1e-3 ? `${digits(seconds * 1e3)} ms` : `${digits(seconds * 1e6)} us`;
+    if (seconds >= 0.9995 || seconds === 0) return `${digits(seconds)} s`;
+    return seconds >= 0.9995e-3 ? `${digits(seconds * 1e3)} ms` : `${digits(seconds * 1e6)} us`;
   };
   const percent = (ratio) => `${(100 * ratio).toFixed(1)} %`;
   const timeUnit = (largest) => (largest >= 1 ? ["s", 1] : largest >= 1e-3 ? ["ms", 1e-3] : ["us", 1e-6]);
@@ -50,6 +51,7 @@
     const name = `drawn${++drawings}-`;
     const defs = svg("defs", {},
       striped(`${name}communication`, "var(--kind-communication)", 45, 6, 2.4),
+      striped(`${name}recomputation`, "var(--kind-recomputation)", -45, 6, 2.4),
       striped(`${name}waiting`, "var(--kind-waiting)", 0, 5, 2.4),
       striped(`${name}update`, "var(--kind-update)", 90, 5, 2.4),
       striped(`${name}domain`, "var(--level-domain)", 0, 5, 2.4),
@@ -137,9 +139,9 @@
   function stages(canvas, {stages, points, memory_limit_bytes: limit}) {
     const last = stages[stages.length - 1].last_stage;
     const name = (row) => last === 0 ? "every GPU" : row.first_stage === row.last_stage ? `stage ${row.first_stage}` : `stages ${row.first_stage}\u2013${row.last_stage}`;
-    const terms = [...new Set(stages.flatMap((row) => row.terms.filter((t) => t.value > 0).map((t) => t.name)))];
     const keys = [...canvas.closest("figure").querySelectorAll(".legend li")];
-    const letters = new Map(keys.map((key) => [key.lastChild.textContent, key.firstElementChild.textContent]));
+    const marks = new Map(keys.map((key) => [key.lastChild.textContent, key.firstElementChild]));
+    const ground = (term) => `var(--${[...marks.get(term).classList].find((name) => name !== "swatch")})`;
     const upper = points[0].peak_memory_upper_bytes;
     const [unit, size] = memoryUnit(limit);
     const fullest = stages.reduce((a, b) => (b.total_bytes > a.total_bytes ? b : a));
@@ -153,7 +155,7 @@
       return row.terms.filter((t) => t.value > 0).map((term) => {
         const part = {row, name: term.name, value: term.value, start: start / size, end: (start += term.value) / size};
         const free = pixels(term.value) - 8;
-        part.text = wide(term.name) <= free ? term.name : wide("W") <= free ? letters.get(term.name) : "";
+        part.text = wide(term.name) <= free ? term.name : wide("W") <= free ? marks.get(term.name).textContent : "";
         return part;
       });
     });
@@ -163,7 +165,7 @@
       x: {domain: [0, most], label: `memory, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 120)), grid: true},
       y: {domain: stages.map(name), label: null, tickSize: 0, padding: 0.18},
       marks: [
-        Plot.barX(parts, {...x, fill: (p) => colour(terms.indexOf(p.name)), insetLeft: 0.5, insetRight: 0.5}),
+        Plot.barX(parts, {...x, fill: (p) => ground(p.name), insetLeft: 0.5, insetRight: 0.5}),
         Plot.text(parts, {x: (p) => (p.start + p.end) / 2, y: x.y, text: "text", fill: "var(--on-mark)"}),
         Plot.ruleY([fullest], {y: name, x1: fullest.total_bytes / size, x2: upper / size, stroke: "currentColor", strokeWidth: 1.5}),
         Plot.tickX([fullest], {x: upper / size, y: name, inset: rowHeight * 0.2, stroke: "currentColor", strokeWidth: 1.5}),
@@ -192,7 +194,7 @@
       y: {domain: time.map((p) => p.name), label: null, tickSize: 0, padding: narrow ? 0.28 : 0.22, axis: narrow ? null : "left"},
       marks: [
         mark,
-        Plot.barX(time, {...x, ...inset, fill: (p) => p.kind === "arithmetic" ? "var(--kind-arithmetic)" : fill(p.kind), stroke: (p) => `var(--kind-${p.kind})`, strokeWidth: 1}),
+        Plot.barX(time, {...x, ...inset, fill: (p) => PLAIN[p.kind] ?? fill(p.kind), stroke: (p) => `var(--kind-${p.kind})`, strokeWidth: 1}),
         Plot.text(time, {x: end, y: "name", text: words, textAnchor: "start", dx: 7, dy: narrow ? 9 : 0, fill: "currentColor"}),
         narrow ? Plot.text(time, {frameAnchor: "left", x: 0, y: "name", text: "name", textAnchor: "start", dy: -9, fill: "currentColor"}) : null,
         tip(time, {x: (p) => (p.start_s + p.seconds / 2) / size, y: "name"}, (p) => `${p.name} (${p.kind})\n${words(p)}\nfrom ${duration(p.start_s)} to ${duration(p.start_s + p.seconds)}`),
@@ -201,6 +203,7 @@
   }
 
   // ---- the pipeline ----
+  const letter = (chunk) => (chunk >= 26 ? letter(Math.floor(chunk / 26) - 1) : "") + String.fromCharCode(97 + (chunk % 26));
   function schedule(canvas, {schedule}) {
     if (!schedule) return;
     const {slots, stages} = schedule;
@@ -219,19 +222,20 @@
     const row = rowHeight * 0.88;
     const roomy = (d3.median(slots, (s) => s.end_s - s.start_s) / end) * inner >= 6;
     const drawn = slots.map((s) => {
-      const text = `${s.micro_batch + 1}`;
-      const fits = ((s.end_s - s.start_s) / end) * inner >= wide(text, "11px system-ui") + 4 && rowHeight >= 22;
-      return {...s, text: fits ? text : "", steady: s.phase === "steady"};
+      const whole = `${s.micro_batch + 1}${chunks > 1 ? letter(s.chunk) : ""}`;
+      const fits = (text) => ((s.end_s - s.start_s) / end) * inner >= wide(text, "11px system-ui") + 4 && rowHeight >= 22;
+      const text = [whole, `${s.micro_batch + 1}`].find(fits) ?? "";
+      return {...s, text, strong: chunks > 1 ? s.chunk % 2 === 0 : s.phase === "steady"};
     });
     const strong = (s) => `var(--slot-${s.kind})`;
     const pale = (s) => `color-mix(in srgb, var(--slot-${s.kind}) 38%, var(--surface))`;
     const rects = Object.keys(WORK_WORDS).map((kind) => Plot.barX(drawn.filter((s) => s.kind === kind), {
       x1: (s) => s.start_s / size, x2: (s) => s.end_s / size, y: "stage", insetTop: row * HEIGHT_LEFT_OUT[kind],
-      fill: (s) => (s.steady ? strong(s) : pale(s)), stroke: "var(--surface)", strokeWidth: roomy ? 1 : 0, insetRight: roomy ? 0 : 0.2,
+      fill: (s) => (s.strong ? strong(s) : pale(s)), stroke: "var(--surface)", strokeWidth: roomy ? 1 : 0, insetRight: roomy ? 0 : 0.2,
     }));
     const numbers = Object.keys(WORK_WORDS).map((kind) => Plot.text(drawn.filter((s) => s.kind === kind && s.text), {
       x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage", text: "text", fontSize: 11, dy: (row * HEIGHT_LEFT_OUT[kind]) / 2,
-      fill: (s) => (s.steady ? "var(--on-mark)" : "var(--text)"),
+      fill: (s) => (s.strong ? "var(--on-mark)" : "var(--text)"),
     }));
     const spans = [["warm-up", 0, full], ["steady state", full, drain], ["cool-down", drain, end]].filter(([, a, b]) => b > a);
     // A short warm-up is named left of its end, a short cool-down right-aligned at the end of the picture.
@@ -247,7 +251,7 @@
         ...rects, ...numbers,
         Plot.ruleX(spans.slice(1), {x: ([, a]) => a / size, stroke: "currentColor", strokeDasharray: "3 3", insetTop: -18}),
         ...names.map((n) => Plot.text([n], {x: n.at / size, frameAnchor: "top", textAnchor: n.anchor, dx: n.anchor === "end" ? -4 : 0, dy: -14, text: "text", fill: "currentColor", stroke: "var(--surface)", strokeWidth: 6})),
-        tip(drawn, {x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage"}, (s) => `stage ${s.stage}${chunks > 1 ? `, chunk ${s.chunk}` : ""}: ${WORK_WORDS[s.kind]} of micro-batch ${s.micro_batch + 1}\n${s.phase}\n${duration(s.start_s)} to ${duration(s.end_s)}`),
+        tip(drawn, {x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage"}, (s) => `stage ${s.stage}${chunks > 1 ? `, chunk ${letter(s.chunk)}` : ""}: ${WORK_WORDS[s.kind]} of micro-batch ${s.micro_batch + 1}\n${s.phase}\n${duration(s.start_s)} to ${duration(s.end_s)}`),
       ],
     });
   }
