@@ -4,6 +4,7 @@ Formats the records of ``planner.specs.pictures``; computes nothing about the pl
 
 from __future__ import annotations
 
+from planner.render.topology import ranks_text
 from planner.report.tables import Figure, Mark, table
 from planner.service.parts import MEMORY_TERMS
 from planner.specs.pictures import LinkLevel, PartKind, Pictures, Schedule, SlotKind, StageMemory
@@ -236,8 +237,8 @@ def traffic_figure(drawn: Pictures) -> Figure:
 
 
 def axis_name(name: str) -> str:
-    """``TP``, ``PP``: axes as people write them."""
-    return name.upper()
+    """``TP``, ``DP x CP``: axes as people write them."""
+    return " x ".join(axis.upper() for axis in name.split(" x "))
 
 
 def topology_words(drawn: Pictures) -> str:
@@ -246,6 +247,11 @@ def topology_words(drawn: Pictures) -> str:
     words = f"{counted(place.nodes * place.gpus_per_node, 'GPU')} on {counted(place.nodes, 'node')}."
     if len(place.shown_nodes) < place.nodes:
         words += f" Drawn are {counted(len(place.shown_nodes), 'node')}, the first ones and the last."
+    if place.domain_gpus < place.built_domain_gpus < place.nodes * place.gpus_per_node:
+        words += (
+            f" Fast links join {place.built_domain_gpus} GPUs; a job over several such domains is counted with "
+            f"{place.domain_gpus} in each, as schedulers fill them."
+        )
     inside = [axis_name(axis.name) for axis in place.axes if axis.nodes <= 1]
     across = [f"{axis_name(axis.name)} ({axis.nodes:,} nodes)" for axis in place.axes if axis.nodes > 1]
     if inside:
@@ -256,11 +262,21 @@ def topology_words(drawn: Pictures) -> str:
 
 
 def axes_table(drawn: Pictures) -> Figure:
-    """The dimensions of the rank grid; drawn as the map of ranks on nodes."""
-    rows = [(axis_name(axis.name), str(axis.size), f"{axis.nodes:,}", axis.shares) for axis in drawn.topology.axes]
+    """The kinds of groups; drawn as the map of ranks on nodes."""
+    rows = [
+        (
+            axis_name(axis.name),
+            str(axis.size),
+            ranks_text(axis.size, axis.stride),
+            str(axis.stride),
+            f"{axis.nodes:,}",
+            axis.shares,
+        )
+        for axis in drawn.topology.axes
+    ]
     return Figure(
         "topology",
         "Ranks on nodes",
         topology_words(drawn),
-        table("Groups", "axis, >GPUs of a group, >nodes of a group, what it shares", rows),
+        table("Groups", "group, >GPUs, >ranks of the first, >stride, >nodes, what it shares", rows),
     )

@@ -257,8 +257,9 @@
   }
 
   // ---- traffic ----
+  const axisName = (axis) => axis.split(" x ").map((name) => name.toUpperCase()).join(" x ");
   function traffic(canvas, {topology: {traffic}}) {
-    const rows = traffic.map((item, index) => ({...item, key: `${index}`, name: `${item.axis.toUpperCase()}: ${item.what}`}));
+    const rows = traffic.map((item, index) => ({...item, key: `${index}`, name: `${axisName(item.axis)}: ${item.what}`}));
     const [unit, size] = memoryUnit(Math.max(...rows.map((r) => r.sent_bytes_per_gpu)));
     const width = widthOf(canvas), narrow = width < 720;
     const words = (r) => `${memory(r.sent_bytes_per_gpu)}, ${duration(r.exposed_s)} not hidden`;
@@ -275,7 +276,7 @@
         mark,
         Plot.barX(rows, {x: (r) => r.sent_bytes_per_gpu / size, y: "key", insetTop: narrow ? 18 : 0, fill: (r) => r.level === "node" ? "var(--level-node)" : fill(r.level), stroke: (r) => `var(--level-${r.level})`}),
         narrow
-          ? Plot.text(rows, {...text, x: 0, text: (r) => `${r.axis.toUpperCase()}: ${words(r)}`, dy: -12})
+          ? Plot.text(rows, {...text, x: 0, text: (r) => `${axisName(r.axis)}: ${words(r)}`, dy: -12})
           : Plot.text(rows, {...text, x: (r) => r.sent_bytes_per_gpu / size, text: words, dx: 7}),
         tip(rows, {x: (r) => r.sent_bytes_per_gpu / size / 2, y: "key"}, (r) => `${r.name}\n${words(r)}\nslowest link: ${LEVEL_WORDS[r.level]}`),
       ],
@@ -289,9 +290,12 @@
     choices.hidden = false;
     const recolour = () => {
       const chosen = choices.querySelector("input:checked");
-      for (const gpu of figure.querySelectorAll(".gpu")) {
-        const group = Number(gpu.getAttribute(`data-${chosen.value}`));
-        gpu.className = `gpu c${(group % 12) + 1}`;
+      const groupOf = (gpu) => Number(gpu.getAttribute(`data-${chosen.value}`));
+      const gpus = [...figure.querySelectorAll(".gpu")];
+      const drawn = [...new Set(gpus.map(groupOf))].sort((a, b) => a - b); // each takes the next colour
+      for (const gpu of gpus) {
+        const group = groupOf(gpu);
+        gpu.className = `gpu c${(drawn.indexOf(group) % 12) + 1}`;
         gpu.querySelector("b").textContent = group;
       }
       figure.querySelector(".chosen").textContent = chosen.closest("label").textContent.trim();
