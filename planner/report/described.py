@@ -169,13 +169,12 @@ def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
     )
     chunks = max((slot.chunk for slot in schedule.slots), default=0) + 1
     shades = (
-        f"and the letter behind it the chunk of the model, {_letter(0)} to {_letter(chunks - 1)}; slots of every "
-        "second chunk are pale"
+        f" and letters behind them chunks of the model, {_letter(0)} to {_letter(chunks - 1)}; slots of every second "
+        "chunk are pale"
         if chunks > 1
-        else "pale slots belong to a stage's warm-up and cool-down, strong ones to its steady state"
+        else "; pale slots belong to a stage's warm-up and cool-down, strong ones to its steady state"
     )
-    join = "," if chunks > 1 else ";"
-    shape = f"Drawn: {drawn}. A number is a micro-batch{join} {shades}; in hatched time a stage is idle."
+    shape = f"Drawn: {drawn}. Numbers, where there is room, are micro-batches{shades}; in hatched time a stage is idle."
     kinds = [kind for kind in WORK if any(slot.kind == kind for slot in schedule.slots)]
     rows = []
     for stage in range(schedule.stages):
@@ -278,5 +277,5 @@ def axes_table(drawn: Pictures) -> Figure:
         "topology",
         "Ranks on nodes",
         topology_words(drawn),
-        table("Groups", "group, >GPUs, >ranks of the first, >stride, >nodes, what it shares", rows),
+        table("Groups", "group, >GPUs, ranks of the first, >stride, >nodes, what it shares", rows),
     )

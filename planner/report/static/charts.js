@@ -82,16 +82,36 @@
   ];
 
   // ---- step time against memory ----
-  // Labels that would overlap are pushed apart vertically, each with a leader to its point.
-  const placed = (points, x, y, height) => {
-    const labels = points.map((point) => ({point, px: x(point.step_time_s), wanted: y(point.peak_memory_bytes)}));
-    labels.sort((a, b) => a.wanted - b.wanted || a.px - b.px);
-    labels.forEach((label, index) => {
-      const before = labels.slice(0, index).filter((other) => Math.abs(other.px - label.px) < 90);
-      label.at = Math.max(label.wanted, ...before.map((other) => other.at + 15));
+  // A label stands beside its dot where it hides no dot and no other label, as near as that can be: places around the
+  // dot are tried from the nearest on; a leader that passes other dots, and other dots about as near, count as far.
+  const DOT = 7; // pixels that a dot takes from its middle
+  const CLEAR = 14; // pixels by which its own dot is nearest to a label that nobody takes for another's
+  const WAYS = d3.range(16).map((turn) => (turn * Math.PI) / 8);
+  const distance = (a, b) => Math.hypot(a.x - b.x, a.y - b.y);
+  const overlap = (a, b) => Math.abs(a.x - b.x) < a.w + b.w && Math.abs(a.y - b.y) < a.h + b.h;
+  const fromLine = (dot, a, b) => {
+    const [dx, dy] = [b.x - a.x, b.y - a.y];
+    const share = Math.min(1, Math.max(0, ((dot.x - a.x) * dx + (dot.y - a.y) * dy) / (dx * dx + dy * dy || 1)));
+    return Math.hypot(dot.x - a.x - share * dx, dot.y - a.y - share * dy);
+  };
+  const placed = (points, at, text, frame) => {
+    const dots = points.map((point) => ({...at(point), w: DOT, h: DOT}));
+    const labels = [];
+    const far = (box, dot, others) =>
+      (box.x - box.w < frame.left || box.x + box.w > frame.right || box.y - box.h < frame.top || box.y + box.h > frame.bottom ? 1e6 : 0)
+      + 1e4 * [...dots, ...labels].filter((other) => overlap(box, other)).length
+      + 60 * others.filter((other) => fromLine(other, box, dot) < DOT + 1).length
+      + 4 * Math.max(0, CLEAR - (d3.min(others, (other) => distance(other, box)) ?? Infinity) + distance(dot, box));
+    points.forEach((point, index) => {
+      const dot = dots[index], w = wide(text(point), "600 13px system-ui") / 2 + 2, h = 8;
+      const others = dots.filter((other) => distance(other, dot) > 1);
+      const places = d3.range(0, 120, 6).flatMap((away) => WAYS.map((turn) => {
+        const box = {x: dot.x + Math.cos(turn) * (DOT + w + 3 + away), y: dot.y + Math.sin(turn) * (DOT + h + 2 + away), w, h};
+        const end = {x: box.x - Math.cos(turn) * (w + 1), y: box.y - Math.sin(turn) * (h + 1)};
+        return {...box, point, away, end, far: away + far(box, dot, others)};
+      }));
+      labels.push(places[d3.leastIndex(places, (place) => place.far)]);
     });
-    const over = Math.max(0, ...labels.map((label) => label.at - height));
-    for (const label of labels) label.at -= over;
     return labels;
   };
 
@@ -110,12 +130,12 @@
     const y = d3.scaleLinear(yDomain, [height - margin.marginBottom, margin.marginTop]);
     const backends = [...new Set(points.map((p) => p.backend))];
     const named = (p) => (p.backend === backends[0] ? `${p.rank}` : `${p.rank} ${p.backend}`);
-    const labels = placed(points, (s) => x(s / timeSize), (b) => y(b / memorySize), height - margin.marginBottom - 6);
+    const place = (p) => ({x: x(p.step_time_s / timeSize), y: y(p.peak_memory_bytes / memorySize)});
+    const frame = {left: margin.marginLeft, right: width - 4, top: margin.marginTop, bottom: height - margin.marginBottom};
+    const labels = placed(points, place, named, frame);
     const frontier = points.filter((p) => p.on_frontier).sort((a, b) => a.step_time_s - b.step_time_s);
     const at = {x: (p) => p.step_time_s / timeSize, y: (p) => p.peak_memory_bytes / memorySize};
-    // Beside the point, on the side that has room.
-    const side = (l) => (l.px + 18 + wide(named(l.point), "600 13px system-ui") > width ? -1 : 1);
-    const label = {x: (l) => x.invert(l.px + 16 * side(l)), y: (l) => y.invert(l.at)};
+    const label = {x: (l) => x.invert(l.x), y: (l) => y.invert(l.y)};
     plot(canvas, {
       width, height, ...margin,
       x: {domain: xDomain, label: `step time, ${timeName}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 110)), grid: true},
@@ -126,9 +146,9 @@
         Plot.text([`limit ${memory(limit)}`], {y: limit / memorySize, frameAnchor: "right", dy: -9, textAnchor: "end", fill: "var(--bad)", fontWeight: 600, text: (d) => d}),
         Plot.line(frontier, {...at, curve: "step-after", stroke: "var(--axis)", strokeWidth: 1.5}),
         Plot.ruleX(points, {x: at.x, y1: at.y, y2: (p) => p.peak_memory_upper_bytes / memorySize, stroke: "var(--axis)"}),
-        Plot.link(labels, {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.px + 13 * side(l)), y2: label.y, stroke: "var(--axis)"}),
+        Plot.link(labels.filter((l) => l.away > 0), {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.end.x), y2: (l) => y.invert(l.end.y), stroke: "var(--axis)"}),
         Plot.dot(points, {...at, symbol: "backend", r: 6, fill: (p) => colour(backends.indexOf(p.backend)), stroke: "var(--surface)", strokeWidth: 1.5}),
-        ...[1, -1].map((way) => Plot.text(labels.filter((l) => side(l) === way), {...label, text: (l) => named(l.point), textAnchor: way > 0 ? "start" : "end", fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4})),
+        Plot.text(labels, {...label, text: (l) => named(l.point), fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4}),
         tip(points, at, (p) => `${p.rank}  ${p.backend}: ${p.label}\n${duration(p.step_time_s)} (${p.step_time_range_s.map(duration).join(" to ")})\n${memory(p.peak_memory_bytes)}, up to ${memory(p.peak_memory_upper_bytes)}`),
       ],
     });
