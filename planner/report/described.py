@@ -169,8 +169,7 @@ def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
     )
     chunks = max((slot.chunk for slot in schedule.slots), default=0) + 1
     shades = (
-        f" and letters behind them chunks of the model, {_letter(0)} to {_letter(chunks - 1)}; slots of every second "
-        "chunk are pale"
+        f", letters chunks of the model, {_letter(0)} to {_letter(chunks - 1)}; slots of every second chunk are pale"
         if chunks > 1
         else "; pale slots belong to a stage's warm-up and cool-down, strong ones to its steady state"
     )

@@ -230,21 +230,22 @@
     const end = Math.max(...slots.map((s) => s.end_s));
     const [unit, size] = timeUnit(end);
     const width = widthOf(canvas);
-    const rowHeight = stages <= 8 ? 30 : stages <= 16 ? 22 : 14;
+    const chunks = Math.max(...slots.map((s) => s.chunk)) + 1;
+    const stacked = chunks > 1 && stages <= 8; // a slot has room for its chunk below its micro-batch
+    const rowHeight = stacked ? 38 : stages <= 8 ? 30 : stages <= 16 ? 22 : 14;
     const marginLeft = stages <= 24 ? widest([`stage ${stages - 1}`]) + 14 : 34;
     const inner = width - marginLeft - 12;
     // All stages work in turns from the last first steady slot to the first one of a cool-down.
     const begins = (phase) => d3.rollups(slots.filter((s) => s.phase === phase), (of) => d3.min(of, (s) => s.start_s), (s) => s.stage).map(([, at]) => at);
     const drain = d3.min(begins("cool-down")) ?? end, full = Math.min(d3.max(begins("steady")) ?? drain, drain);
-    const chunks = Math.max(...slots.map((s) => s.chunk)) + 1;
     const rows = d3.range(stages);
     const {mark, fill} = patterns();
     const row = rowHeight * 0.88;
     const roomy = (d3.median(slots, (s) => s.end_s - s.start_s) / end) * inner >= 6;
     const drawn = slots.map((s) => {
-      const whole = `${s.micro_batch + 1}${chunks > 1 ? letter(s.chunk) : ""}`;
+      const number = `${s.micro_batch + 1}`, part = chunks > 1 ? letter(s.chunk) : "";
       const fits = (text) => ((s.end_s - s.start_s) / end) * inner >= wide(text, "11px system-ui") + 4 && rowHeight >= 22;
-      const text = [whole, `${s.micro_batch + 1}`].find(fits) ?? "";
+      const text = stacked ? (fits(number) ? `${number}\n${part}` : "") : [number + part, number].find(fits) ?? "";
       return {...s, text, strong: chunks > 1 ? s.chunk % 2 === 0 : s.phase === "steady"};
     });
     const strong = (s) => `var(--slot-${s.kind})`;
@@ -254,7 +255,7 @@
       fill: (s) => (s.strong ? strong(s) : pale(s)), stroke: "var(--surface)", strokeWidth: roomy ? 1 : 0, insetRight: roomy ? 0 : 0.2,
     }));
     const numbers = Object.keys(WORK_WORDS).map((kind) => Plot.text(drawn.filter((s) => s.kind === kind && s.text), {
-      x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage", text: "text", fontSize: 11, dy: (row * HEIGHT_LEFT_OUT[kind]) / 2,
+      x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage", text: "text", fontSize: 11, lineHeight: 1, dy: (row * HEIGHT_LEFT_OUT[kind]) / 2,
       fill: (s) => (s.strong ? "var(--on-mark)" : "var(--text)"),
     }));
     const spans = [["warm-up", 0, full], ["steady state", full, drain], ["cool-down", drain, end]].filter(([, a, b]) => b > a);
