@@ -24,12 +24,12 @@ def gib(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration with three significant digits (``14.7 s``, ``320 ms``, ``45 us``)."""
-    if seconds >= 100:
+    """Format a duration with three significant digits (``14.7 s``, ``320 ms``, ``45 us``, ``0 s``)."""
+    if seconds >= 100 or seconds == 0:
         return f"{seconds:.0f} s"
-    if seconds >= 1:
+    if seconds >= 0.9995:
         return f"{seconds:.3g} s"
-    if seconds >= 1e-3:
+    if seconds >= 0.9995e-3:
         return f"{seconds * 1e3:.3g} ms"
     return f"{seconds * 1e6:.3g} us"
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from planner.service.parts import MEMORY_TERMS, StageRow, named_parts, stage_rows
-from planner.service.why import LOSSES
+from planner.service.parts import MEMORY_TERMS, StageRow, named_parts, part_kind, stage_rows
 from planner.specs.plan import Estimate, Plan
 from planner.units import duration, gib, memory_unit, percent
 
@@ -15,16 +14,8 @@ BESIDE = 26
 """Columns of a row that are neither label nor bar."""
 MAX_ROWS = 10
 
-MARKS = {
-    "weights": ("W", "blue"),
-    "gradients": ("G", "cyan"),
-    "optimizer": ("O", "magenta"),
-    "activations": ("A", "green"),
-    "logits and loss": ("L", "yellow"),
-    "buffers": ("B", "red"),
-    "overhead": ("V", "white"),
-}
-"""Term of the memory -> its letter and colour."""
+COLOURS = ("blue", "cyan", "magenta", "green", "yellow", "red", "white")
+"""Of MEMORY_TERMS, in their order."""
 
 
 def bar_width(columns: int, label: int) -> int:
@@ -41,25 +32,22 @@ def memory_lines(estimate: Estimate, columns: int) -> list[Text]:
     width = bar_width(columns, label_width)
     lines = [_memory_line(label.ljust(label_width), row, scale, width) for label, row in zip(labels, rows, strict=True)]
     used = [i for i in range(len(MEMORY_TERMS)) if any(row.sizes[i] > 0 for row in rows)]
-    marks = [(name, *MARKS[name]) for name, _ in MEMORY_TERMS]
     legend = Text("  ")
     for index in used:
-        name, letter, colour = marks[index]
-        legend.append(f"{letter} {name}  ", style=colour)
+        legend.append(f"{MEMORY_TERMS[index].letter} {MEMORY_TERMS[index].name}  ", style=COLOURS[index])
     worst = max(rows, key=lambda row: row.total).sizes
     unit, size = memory_unit(sum(worst))
-    detail = ", ".join(f"{marks[i][1]} {worst[i] / size:.1f}" for i in used if worst[i] > 0)
+    detail = ", ".join(f"{MEMORY_TERMS[i].letter} {worst[i] / size:.1f}" for i in used if worst[i] > 0)
     return [*lines, legend, Text(f"  fullest stage, {unit}: {detail}")]
 
 
 def _memory_line(label: str, row: StageRow, scale: float, width: int) -> Text:
     line = Text(f"  {label}  [")
     drawn, reached = 0, 0.0
-    for (name, _), size in zip(MEMORY_TERMS, row.sizes, strict=True):
-        letter, colour = MARKS[name]
+    for term, colour, size in zip(MEMORY_TERMS, COLOURS, row.sizes, strict=True):
         reached += size
         upto = min(round(width * reached / scale), width)
-        line.append(letter * (upto - drawn), style=colour)
+        line.append(term.letter * (upto - drawn), style=colour)
         drawn = upto
     line.append("." * (width - drawn), style="dim")
     return line.append(f"] {gib(row.total):>10}")
@@ -89,7 +77,7 @@ def time_lines(plan: Plan, columns: int) -> list[Text]:
     lines = []
     for name, value in rows:
         bar = "#" * round(width * value / total)
-        colour = "yellow" if name in LOSSES else "cyan"
+        colour = "cyan" if part_kind(name) == "arithmetic" else "yellow"
         line = Text(f"  {name.ljust(label)}  [").append(bar, style=colour).append("." * (width - len(bar)), style="dim")
         lines.append(line.append(f"] {duration(value):>8} {percent(value / total):>7}"))
     return lines

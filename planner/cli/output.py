@@ -21,6 +21,7 @@ from planner.service import start_commands
 from planner.service.ranking import LOSS, ranking
 from planner.service.summary import (
     assumption_lines,
+    basis_text,
     best_of_others,
     headline,
     host_text,
@@ -79,7 +80,7 @@ def _verdict(console: Console, document: PlanDocument) -> None:
     memory = Text(f"  {memory_text(estimate)}: ")
     console.print(memory.append("fits", style="green") if estimate.fits else _misfit(memory, estimate))
     outside = OUTSIDE_EXPERIENCE in estimate.range_basis
-    indented(console, f"ranges from {estimate.range_basis}", style="yellow" if outside else "dim")
+    indented(console, basis_text(estimate), style="yellow" if outside else "dim")
 
 
 def _misfit(memory: Text, estimate: Estimate) -> Text:

@@ -120,16 +120,15 @@ def _groups(document: PlanDocument) -> list[dict[str, Any]]:
 
     rows: dict[str, dict[str, Any]] = {}
     for grid in rank_grids(document, document.best):
-        for axis in (axis for axis in grid.used() if axis.size > 1):
-            ranks = grid.group(axis.name)
+        for kind in grid.groups():
             rows.setdefault(
-                axis.name,
+                kind.name,
                 {
-                    "name": axis.name,
-                    "size": axis.size,
-                    "stride": grid.stride(axis.name),
-                    "nodes": len({rank // grid.local_ranks for rank in ranks}),
-                    "shares": axis.meaning,
+                    "name": kind.name,
+                    "size": kind.size,
+                    "stride": kind.stride,
+                    "nodes": grid.nodes_of_a_group(kind),
+                    "shares": kind.meaning,
                 },
             )
     return list(rows.values())

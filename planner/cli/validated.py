@@ -6,27 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from planner.cli.bars import MARKS, bar_width
+from planner.cli.bars import COLOURS, bar_width
 from planner.cli.console import Justify, stderr, stdout, table
 from planner.cli.output import indented, notes, section
+from planner.service.parts import MEMORY_TERMS
 from planner.specs.validation import Comparison, MemoryTerm, ValidationReport
 from planner_validate.reports import report as texts
 
 STYLES = {"within": "bold green", "outside": "bold yellow", "failed": "bold red"}
 MOST_FAILURES = 6
 DETAIL_LINES = 8
-_LETTERS: dict[MemoryTerm, str] = {
-    "weights": "W",
-    "gradients": "G",
-    "optimizer": "O",
-    "activations": "A",
-    "buffers": "B",
-}
+_LETTERS = {term.name: term.letter for term in MEMORY_TERMS if term.name in get_args(MemoryTerm)}
 
 
 def print_report(report: ValidationReport) -> None:
@@ -114,13 +110,13 @@ def _memory(console: Console, report: ValidationReport) -> None:
     section(console, "Memory of the fullest rank")
     label = max(len(name) for name in sides)
     width = bar_width(console.width, label)
-    colours = dict(MARKS.values())
+    colours = {term.letter: colour for term, colour in zip(MEMORY_TERMS, COLOURS, strict=True)}
     for name, side in sides.items():
         line, drawn, reached = Text(f"  {name.ljust(label)}  ["), 0, 0.0
         for term, size in side:
             reached += size
             upto = min(round(width * reached / scale), width)
-            letter = next((letter for known, letter in _LETTERS.items() if known == term), "?")
+            letter = _LETTERS.get(term, "?")
             line.append(letter * (upto - drawn), style=colours.get(letter, ""))
             drawn = upto
         line.append("." * (width - drawn), style="dim").append(f"] {texts.memory_text(reached):>11}")

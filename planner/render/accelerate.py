@@ -292,7 +292,7 @@ def fsdp_topology(strategy: Strategy, cluster: Cluster) -> Topology:
     return Topology(
         (
             Axis("cp", strategy.cp, "one sequence"),
-            Axis("dp_shard", shard, "weights, gradients and optimizer states"),
+            Axis("dp_shard", shard, "weights, gradients and optimizer states", over="cp"),
             Axis("dp_replicate", replicate, "gradients, summed over the copies"),
         ),
         cluster.local_gpus,

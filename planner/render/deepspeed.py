@@ -162,7 +162,12 @@ def topology(strategy: Strategy, cluster: Cluster) -> Topology:
         (
             Axis("tp", strategy.tp, "one layer's matrices"),
             Axis("sp", strategy.cp, "one sequence (Ulysses)"),
-            Axis("dp", strategy.dp, "gradients" if strategy.zero_stage == 0 else "gradients and sharded states"),
+            Axis(
+                "dp",
+                strategy.dp,
+                "gradients" if strategy.zero_stage == 0 else "gradients and sharded states",
+                over="sp",
+            ),
             Axis("pp", strategy.pp, "the model's stages"),
         ),
         cluster.local_gpus,

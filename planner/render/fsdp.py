@@ -138,7 +138,7 @@ def topology(strategy: Strategy, cluster: Cluster) -> Topology:
         (
             Axis("tp", strategy.tp, "one layer's matrices"),
             Axis("cp", strategy.cp, "one sequence"),
-            Axis("dp_shard", shard, "weights, gradients and optimizer states"),
+            Axis("dp_shard", shard, "weights, gradients and optimizer states", over="cp"),
             Axis("dp_replicate", replicate, "gradients, summed over the copies"),
         ),
         cluster.local_gpus,

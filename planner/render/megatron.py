@@ -15,7 +15,7 @@ from planner.render.engine import fill
 from planner.render.launch import Launch
 from planner.render.megatron_model import model_flags, model_notes
 from planner.render.text import EXPANDABLE_SEGMENTS, Flag, Variable, flag, one_line
-from planner.render.topology import Axis, Topology, replica_ranks
+from planner.render.topology import Axis, Topology, replica_ranks, replicas_share
 from planner.specs.cluster import Accelerator, Cluster
 from planner.specs.job import Job
 from planner.specs.model import ModelSpec
@@ -254,7 +254,7 @@ def expert_topology(strategy: Strategy, cluster: Cluster) -> Topology:
         (
             Axis("etp", strategy.etp, "one expert's matrices"),
             Axis("ep", strategy.ep, "tokens, by all-to-all"),
-            Axis("edp", edp, "gradients and optimizer states of the experts"),
+            Axis("edp", edp, replicas_share(strategy, edp, " of the experts")),
             Axis("pp", strategy.pp, "the model's stages"),
         ),
         cluster.local_gpus,

@@ -10,7 +10,7 @@ import json
 from planner.render.bundle import Bundle
 from planner.render.launch import Launch
 from planner.render.text import EXPANDABLE_SEGMENTS
-from planner.render.topology import Axis, Topology, mesh_degrees
+from planner.render.topology import Axis, Topology, mesh_degrees, replicas_share
 from planner.specs.cluster import Cluster
 from planner.specs.plan import Plan, PlanDocument
 from planner.specs.strategy import Strategy
@@ -87,14 +87,15 @@ def setup(cluster: Cluster) -> tuple[str, ...]:
 
 def topology(strategy: Strategy, cluster: Cluster) -> Topology:
     """Rank order of the device mesh: tensor, context, shard, replica, pipeline."""
-    # Plain data parallelism shards nothing: every data rank is a copy.
-    replicate, shard = mesh_degrees(strategy) if strategy.zero_stage else (strategy.dp, 1)
+    # Plain data parallelism shards nothing: every data rank is a copy, and so are the ranks of one sequence.
+    sharded = strategy.zero_stage > 0
+    replicate, shard = mesh_degrees(strategy) if sharded else (strategy.dp, 1)
     return Topology(
         (
             Axis("tp", strategy.tp, "one layer's matrices"),
             Axis("cp", strategy.cp, "one sequence"),
-            Axis("dp_shard", shard, "weights, gradients and optimizer states"),
-            Axis("dp_replicate", replicate, "gradients, summed over the copies"),
+            Axis("dp_shard", shard, "weights, gradients and optimizer states", over="cp" if sharded else ""),
+            Axis("dp_replicate", replicate, "gradients, summed over the copies", over="" if sharded else "cp"),
             Axis("pp", strategy.pp, "the model's stages"),
         ),
         cluster.local_gpus,
@@ -108,7 +109,11 @@ def expert_topology(strategy: Strategy, cluster: Cluster) -> Topology:
         (
             Axis("etp", strategy.etp, "one expert's matrices"),
             Axis("ep", strategy.ep, "tokens, by all-to-all"),
-            Axis("edp", copies, "gradients and optimizer states of the experts"),
+            Axis(
+                "edp",
+                copies,
+                replicas_share(strategy, copies, " of the experts"),
+            ),
             Axis("pp", strategy.pp, "the model's stages"),
         ),
         cluster.local_gpus,

@@ -12,6 +12,7 @@ from planner.report.tables import Figure, Table
 from planner.service.ranking import Column, ranking
 from planner.service.summary import (
     assumption_lines,
+    basis_text,
     best_of_others,
     headline,
     host_text,
@@ -73,7 +74,7 @@ def content_of(document: PlanDocument, drawn: Pictures) -> Content:
         verdict="fits" if best.estimate.fits else misfit_text(best.estimate),
         memory=memory_text(best.estimate),
         facts=_facts(document),
-        basis=best.estimate.range_basis,
+        basis=basis_text(best.estimate),
         measured=OUTSIDE_EXPERIENCE not in best.estimate.range_basis,
         plans=_plans(document) if searched else None,
         others=tuple(line for line in best_of_others(document) if line.endswith("nothing fits")),

@@ -4,17 +4,19 @@ Formats the records of ``planner.specs.pictures``; computes nothing about the pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from planner.render.topology import ranks_text
 from planner.report.tables import Figure, Mark, table
+from planner.service.parts import MEMORY_TERMS
 from planner.specs.pictures import LinkLevel, PartKind, Pictures, Schedule, SlotKind, StageMemory
 from planner.units import counted, duration, gib, percent
 
 KINDS: dict[PartKind, str] = {
     "arithmetic": "arithmetic",
+    "recomputation": "recomputation",
     "communication": "communication that nothing hides",
     "waiting": "waiting",
     "update": "optimizer and once a step",
+    "mixed": "small parts of several kinds",
 }
 LEVELS: dict[LinkLevel, str] = {
     "node": "links inside a node",
@@ -27,7 +29,9 @@ WORK: dict[SlotKind, str] = {
     "weight-gradient": "weight gradients",
 }
 MOST_COLOURS = 12
-"""Colours of the style sheet; further series start again at the first."""
+"""Colours of the style sheet; further groups start again at the first."""
+LEAST_SHARE = 0.0005
+"""Of a step: a smaller one rounds to nothing."""
 
 
 def points_figure(drawn: Pictures) -> Figure:
@@ -94,7 +98,13 @@ def stages_figure(drawn: Pictures) -> Figure:
         f"What fills a GPU at its fullest moment{fullest_name}: "
         f"{gib(fullest.total_bytes)}, up to {gib(upper)}, of {gib(limit)}{over}."
     )
-    terms = term_names(drawn)
+    found = {term.name for row in drawn.stages for term in row.terms if term.value > 0}
+    legend = tuple(
+        Mark(f"c{number}", term.name, term.letter)
+        for number, term in enumerate(MEMORY_TERMS, start=1)
+        if term.name in found
+    )
+    terms = [mark.label for mark in legend]
     rows = [
         (
             stage_name(row, stages),
@@ -105,23 +115,8 @@ def stages_figure(drawn: Pictures) -> Figure:
         for row in drawn.stages
     ]
     columns = ", ".join(["stage", *(f">{term}" for term in terms), ">total", ">of the limit"])
-    letters = initials(terms)
-    legend = tuple(Mark(f"c{i % MOST_COLOURS + 1}", term, letters[i]) for i, term in enumerate(terms))
     title = "Memory of each stage" if stages > 1 else "Memory of a GPU"
     return Figure("stages", title, caption, table("Peak memory by term, est.", columns, rows), legend)
-
-
-def term_names(drawn: Pictures) -> list[str]:
-    """Names of the memory terms that some stage has, in order."""
-    return list(dict.fromkeys(term.name for row in drawn.stages for term in row.terms if term.value > 0))
-
-
-def initials(names: Sequence[str]) -> list[str]:
-    """One capital a name: its first letter that no name before it has; empty where all are taken."""
-    taken: list[str] = []
-    for name in names:
-        taken.append(next((letter for letter in name.upper() if letter.isalpha() and letter not in taken), ""))
-    return taken
 
 
 def _sizes(row: StageMemory) -> dict[str, float]:
@@ -131,10 +126,8 @@ def _sizes(row: StageMemory) -> dict[str, float]:
 def time_figure(drawn: Pictures) -> Figure:
     """The parts of a step, one after the other."""
     total = drawn.points[0].step_time_s
-    by_kind: dict[PartKind, float] = {}
-    for part in drawn.time:
-        by_kind[part.kind] = by_kind.get(part.kind, 0.0) + part.seconds
-    shares = ", ".join(f"{KINDS[kind]} {percent(by_kind[kind] / total)}" for kind in KINDS if kind in by_kind)
+    shown = [kind for kind in KINDS if abs(drawn.kinds.get(kind, 0.0)) >= LEAST_SHARE * total]
+    shares = ", ".join(f"{KINDS[kind]} {percent(drawn.kinds[kind] / total)}" for kind in shown)
     where = " on the slowest stage" if drawn.schedule is not None else ""
     caption = f"One step of {duration(total)}{where}, part after part: {shares}."
     rows = [
@@ -146,7 +139,7 @@ def time_figure(drawn: Pictures) -> Figure:
         "Where the step goes",
         caption,
         table("Parts of a step, est.", "part, kind, >time, >of the step, >starts at", rows),
-        tuple(Mark(f"kind-{kind}", KINDS[kind]) for kind in KINDS if kind in by_kind),
+        tuple(Mark(f"kind-{kind}", KINDS[kind]) for kind in KINDS if kind in {part.kind for part in drawn.time}),
     )
 
 
@@ -156,9 +149,13 @@ def signed(seconds: float) -> str:
 
 
 def schedule_words(schedule: Schedule) -> str:
-    """``fill 1.2 s, bubble 4.0 %``: until the last stage starts, and the share of time in which ranks have no work."""
+    """``fill 1.2 s, stages idle 7.7 % of the time``: until the last stage starts, and all the time without work, while
+    a bar of the step has the bubble of equal stages alone."""
     last = [slot.start_s for slot in schedule.slots if slot.stage == schedule.stages - 1]
-    return f"fill {duration(min(last, default=0.0))}, bubble {percent(1 - schedule.busy_share)}"
+    return (
+        f"fill {duration(min(last, default=0.0))}, stages idle {percent(1 - schedule.busy_share)} of the time "
+        "(bubble and uneven stages)"
+    )
 
 
 def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
@@ -170,10 +167,13 @@ def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
         f"Slot by slot the pipeline takes {duration(schedule.simulated_s)}; the estimate of the whole step is "
         f"{duration(step_time_s)}."
     )
-    shape = (
-        f"Drawn: {drawn}. A number is a micro-batch; pale slots belong to a stage's warm-up and cool-down, strong ones "
-        "to its steady state; hatching is the bubble."
+    chunks = max((slot.chunk for slot in schedule.slots), default=0) + 1
+    shades = (
+        f", letters chunks of the model, {_letter(0)} to {_letter(chunks - 1)}; slots of every second chunk are pale"
+        if chunks > 1
+        else "; pale slots belong to a stage's warm-up and cool-down, strong ones to its steady state"
     )
+    shape = f"Drawn: {drawn}. Numbers, where there is room, are micro-batches{shades}; in hatched time a stage is idle."
     kinds = [kind for kind in WORK if any(slot.kind == kind for slot in schedule.slots)]
     rows = []
     for stage in range(schedule.stages):
@@ -188,11 +188,16 @@ def schedule_figure(schedule: Schedule, step_time_s: float) -> Figure:
         [">stage", ">starts at", ">forward slots of warm-up", *(f">{WORK[k]}" for k in kinds), ">ends at"]
     )
     title = "Drawn slots of each stage, est."
-    legend = (*(Mark(f"slot-{kind}", WORK[kind]) for kind in kinds), Mark("bubble", "bubble"))
+    legend = (*(Mark(f"slot-{kind}", WORK[kind]) for kind in kinds), Mark("bubble", "idle"))
     data = table(title, columns, rows)
     return Figure(
         "schedule", "The pipeline of a step", f"{said} {shape}", data, legend, f"{said} In the table: {drawn}."
     )
+
+
+def _letter(chunk: int) -> str:
+    """``a`` for chunk 0, ``aa`` behind ``z``."""
+    return (_letter(chunk // 26 - 1) if chunk >= 26 else "") + chr(ord("a") + chunk % 26)
 
 
 def _batches(number: int) -> str:
@@ -230,8 +235,8 @@ def traffic_figure(drawn: Pictures) -> Figure:
 
 
 def axis_name(name: str) -> str:
-    """``TP``, ``PP``: axes as people write them."""
-    return name.upper()
+    """``TP``, ``DP x CP``: axes as people write them."""
+    return " x ".join(axis.upper() for axis in name.split(" x "))
 
 
 def topology_words(drawn: Pictures) -> str:
@@ -240,6 +245,11 @@ def topology_words(drawn: Pictures) -> str:
     words = f"{counted(place.nodes * place.gpus_per_node, 'GPU')} on {counted(place.nodes, 'node')}."
     if len(place.shown_nodes) < place.nodes:
         words += f" Drawn are {counted(len(place.shown_nodes), 'node')}, the first ones and the last."
+    if place.domain_gpus < place.built_domain_gpus < place.nodes * place.gpus_per_node:
+        words += (
+            f" Fast links join {place.built_domain_gpus} GPUs; a job over several such domains is counted with "
+            f"{place.domain_gpus} in each, as schedulers fill them."
+        )
     inside = [axis_name(axis.name) for axis in place.axes if axis.nodes <= 1]
     across = [f"{axis_name(axis.name)} ({axis.nodes:,} nodes)" for axis in place.axes if axis.nodes > 1]
     if inside:
@@ -250,11 +260,21 @@ def topology_words(drawn: Pictures) -> str:
 
 
 def axes_table(drawn: Pictures) -> Figure:
-    """The dimensions of the rank grid; drawn as the map of ranks on nodes."""
-    rows = [(axis_name(axis.name), str(axis.size), f"{axis.nodes:,}", axis.shares) for axis in drawn.topology.axes]
+    """The kinds of groups; drawn as the map of ranks on nodes."""
+    rows = [
+        (
+            axis_name(axis.name),
+            str(axis.size),
+            ranks_text(axis.size, axis.stride),
+            str(axis.stride),
+            f"{axis.nodes:,}",
+            axis.shares,
+        )
+        for axis in drawn.topology.axes
+    ]
     return Figure(
         "topology",
         "Ranks on nodes",
         topology_words(drawn),
-        table("Groups", "axis, >GPUs of a group, >nodes of a group, what it shares", rows),
+        table("Groups", "group, >GPUs, ranks of the first, >stride, >nodes, what it shares", rows),
     )

@@ -1,17 +1,14 @@
-"""The map of ranks on nodes as cells with text: which group of each axis a GPU belongs to, and which stage.
+"""The map of ranks on nodes as cells with text: which group of each kind a GPU belongs to, and which stage.
 
-Colours repeat after a dozen; the number of the group stands in the cell."""
+Colours repeat after a dozen drawn groups; the number of the group stands in the cell."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from planner.report.described import MOST_COLOURS, axis_name
 from planner.specs.pictures import RankPlace, TopologyMap
 
-EXPERT = ("etp", "ep", "edp", "efsdp")
-"""Axes that only the grid of the experts has; the same ranks form the grid of everything else."""
 STAGE = "stage"
 
 
@@ -55,53 +52,38 @@ class PlaceMap:
 
 def place_map(topology: TopologyMap) -> PlaceMap:
     """Cells of every shown node in rank order."""
-    sizes = {axis.name: axis.size for axis in topology.axes}
-    keys = [STAGE] if sizes.get("pp", 1) > 1 else []
-    keys += [name for name, size in sizes.items() if size > 1]
-    first = keys[0] if keys else ""
-    choices = tuple(Choice(key, _label(key), key == first) for key in keys)
+    names = [axis.name for axis in topology.axes]
+    keys = [STAGE, *names] if "pp" in names else names
+    choices = tuple(Choice(_key(name), _label(name), index == 0) for index, name in enumerate(keys))
+    drawn = sorted({_group(place, keys[0]) for place in topology.ranks}) if keys else [0]
     nodes = []
     previous = -1
     for node in topology.shown_nodes:
-        cells = tuple(_cell(place, keys, sizes) for place in topology.ranks if place.node == node)
+        cells = tuple(_cell(place, keys, drawn) for place in topology.ranks if place.node == node)
         nodes.append(NodeBox(_title(topology, node), _left_out(previous, node), cells))
         previous = node
     return PlaceMap(choices, tuple(nodes))
 
 
-def _label(key: str) -> str:
-    return {STAGE: "pipeline stage", "pp": "pipeline"}.get(key, f"{axis_name(key)} group")
+def _key(name: str) -> str:
+    """``dp-x-cp``: a name that can be part of an attribute's."""
+    return name.replace(" ", "-")
 
 
-def _cell(place: RankPlace, keys: list[str], sizes: dict[str, int]) -> Cell:
-    groups = tuple((key, group_number(place, key, sizes)) for key in keys)
+def _label(name: str) -> str:
+    return {STAGE: "pipeline stage", "pp": "pipeline"}.get(name, f"{axis_name(name)} group")
+
+
+def _group(place: RankPlace, name: str) -> int:
+    return place.coordinates["pp"] if name == STAGE else place.groups[name]
+
+
+def _cell(place: RankPlace, names: list[str], drawn: list[int]) -> Cell:
+    """``drawn`` has the groups that are shown first: each takes the next colour, whatever its number."""
+    groups = tuple((_key(name), _group(place, name)) for name in names)
     where = ", ".join(f"{axis_name(axis)} {position}" for axis, position in place.coordinates.items())
     shown = groups[0][1] if groups else 0
-    return Cell(place.rank, where, groups, shown, f"c{shown % MOST_COLOURS + 1}")
-
-
-def group_number(place: RankPlace, key: str, sizes: dict[str, int]) -> int:
-    """Number of the group of ``key`` that holds the rank: its position on the other axes of the same grid, counted."""
-    if key == STAGE:
-        return place.coordinates["pp"]
-    number, stride = 0, 1
-    for axis in grid_of(key, sizes):
-        if axis != key:
-            number += place.coordinates[axis] * stride
-            stride *= sizes[axis]
-    return number
-
-
-def grid_of(key: str, sizes: dict[str, int]) -> list[str]:
-    """The axes that place a rank together with ``key``; those of the experts share the pipeline with the others, and
-    their replicas where no axis of their own holds them."""
-    dense = [axis for axis in sizes if axis not in EXPERT]
-    if key in dense:
-        return dense
-    expert = [axis for axis in sizes if axis in EXPERT or axis == "pp"]
-    if prod(sizes[axis] for axis in expert) < prod(sizes[axis] for axis in dense):
-        expert += [axis for axis in dense if axis == "dp_replicate"]
-    return expert
+    return Cell(place.rank, where, groups, shown, f"c{drawn.index(shown) % MOST_COLOURS + 1}")
 
 
 def _title(topology: TopologyMap, node: int) -> str:

@@ -49,13 +49,15 @@ def _neighbours(context: CostContext, plan: StrategyBatch) -> Iterator[str]:
             prices = evaluate(context, neighbour)
             needed = float(prices.peak_memory_bytes[0]) * context.memory_upper
             time_s = float(prices.step_time_s[0])
-            change = f"{percent(abs(time_s / base - 1))} {'slower' if time_s >= base else 'faster'}"
+            slower = time_s >= base
+            change = f"{percent(abs(time_s / base - 1))} {'slower' if slower else 'faster'}"
+            join = "and" if slower else "but"
             if prices.fits[0]:
                 yield f"{name}: {change}"
             elif needed > context.memory_limit_bytes:
-                yield f"{name}: {change}, but {gib(needed - context.memory_limit_bytes)} over the memory limit"
+                yield f"{name}: {change}, {join} {gib(needed - context.memory_limit_bytes)} over the memory limit"
             else:
-                yield f"{name}: {change}, but over the host memory limit"
+                yield f"{name}: {change}, {join} over the host memory limit"
 
 
 def _variants(context: CostContext, plan: StrategyBatch) -> Iterator[tuple[str, StrategyBatch]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.cost.context import CostContext
-from planner.service.why import time_parts
+from planner.service.parts import time_parts
 from planner.specs.check import Improvement, instruction
 from planner.specs.finding import Finding
 from planner.specs.plan import Plan

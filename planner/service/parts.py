@@ -7,22 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from planner.service.why import summands, time_parts
 from planner.specs.pictures import PartKind
 from planner.specs.plan import Breakdown, Estimate, Plan
 
-MEMORY_TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    # label, components of the breakdown
-    ("weights", ("weights", "gathered weights")),
-    ("gradients", ("gradients",)),
-    ("optimizer", ("optimizer",)),
-    ("activations", ("activations", "recomputed layer", "prediction blocks")),
-    ("logits and loss", ("logits and loss", "final norm")),
-    ("buffers", ("buffers", "matrix library workspaces", "backward of one layer", "optimizer temporaries")),
-    ("overhead", ()),
+
+class MemoryTerm(NamedTuple):
+    """A share of a GPU's memory that is drawn as one."""
+
+    name: str
+    letter: str
+    """Stands for the name in every bar, whatever else the bar holds."""
+    components: tuple[str, ...]
+    """Of the breakdown."""
+
+
+MEMORY_TERMS = (
+    MemoryTerm("weights", "W", ("weights", "gathered weights")),
+    MemoryTerm("gradients", "G", ("gradients",)),
+    MemoryTerm("optimizer", "O", ("optimizer",)),
+    MemoryTerm("activations", "A", ("activations", "recomputed layer", "prediction blocks")),
+    MemoryTerm("logits and loss", "L", ("logits and loss", "final norm")),
+    MemoryTerm(
+        "buffers", "B", ("buffers", "matrix library workspaces", "backward of one layer", "optimizer temporaries")
+    ),
+    MemoryTerm("overhead", "V", ()),
 )
-"""The last one takes every other name."""
+"""In the order of every bar and legend, and in that of the colours; the last one takes every other component."""
 
 ALIKE = 0.005
 """Neighbouring stages whose terms differ by less than this share of the stage are drawn as one."""
@@ -43,6 +55,7 @@ _WAITING = frozenset(
     )
 )
 _UPDATE = frozenset(("optimizer", "host optimizer", "once a step"))
+RECOMPUTATION = "recomputation"
 
 
 @dataclass(frozen=True)
@@ -58,8 +71,8 @@ class StageRow:
 
 def memory_term(name: str) -> int:
     """Index into MEMORY_TERMS of a memory component's name."""
-    for index, (_, names) in enumerate(MEMORY_TERMS):
-        if name in names:
+    for index, term in enumerate(MEMORY_TERMS):
+        if name in term.components:
             return index
     return len(MEMORY_TERMS) - 1
 
@@ -89,6 +102,26 @@ def _alike(row: StageRow, sizes: Sequence[float], total: float) -> bool:
     return all(abs(a - b) < ALIKE * max(total, 1) for a, b in zip(row.sizes, sizes, strict=True))
 
 
+def summands(node: Breakdown) -> tuple[Breakdown, ...]:
+    """What a quantity is the sum of; where it is a maximum, the summands of the largest child."""
+    while node.combine == "max" and node.children:
+        node = max(node.children, key=lambda child: child.value)
+    return node.children or (node,)
+
+
+def time_parts(plan: Plan) -> dict[str, float]:
+    """Seconds of the named parts of a step down to the leaves, in the order of the breakdown."""
+    parts: dict[str, float] = {}
+    waiting = list(summands(plan.estimate.time))
+    while waiting:
+        node = waiting.pop(0)
+        if node.combine == "sum" and node.children:
+            waiting = [*node.children, *waiting]
+        else:
+            parts[node.name] = parts.get(node.name, 0.0) + node.value
+    return parts
+
+
 def named_parts(plan: Plan) -> list[tuple[str, float]]:
     """(name, seconds) of the parts of a step in order, small ones together as ``other``.
 
@@ -100,9 +133,26 @@ def named_parts(plan: Plan) -> list[tuple[str, float]]:
 
 
 def part_kind(name: str) -> PartKind:
-    """What the GPU does in a part of the step: its own arithmetic where nothing else is known of the name."""
+    """What the GPU does in a part of the step: the model's own arithmetic where nothing else is known of the name."""
     if name in _WAITING:
         return "waiting"
     if name in _UPDATE:
         return "update"
+    if name in (RECOMPUTATION, REST):
+        return "recomputation" if name == RECOMPUTATION else "mixed"
     return "communication" if name.endswith(" traffic") else "arithmetic"
+
+
+def seconds_by_kind(plan: Plan) -> dict[PartKind, float]:
+    """Seconds of a step by what the GPU does, small parts included; they add up to the step."""
+    sums: dict[PartKind, float] = {}
+    for name, seconds in time_parts(plan).items():
+        kind = part_kind(name)
+        sums[kind] = sums.get(kind, 0.0) + seconds
+    return sums
+
+
+def losses(plan: Plan) -> dict[str, float]:
+    """Seconds of every part of a step that is not the model's own arithmetic, largest first."""
+    found = [(name, seconds) for name, seconds in time_parts(plan).items() if part_kind(name) != "arithmetic"]
+    return dict(sorted(found, key=lambda part: -abs(part[1])))

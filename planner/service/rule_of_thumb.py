@@ -9,7 +9,7 @@ from __future__ import annotations
 from planner.errors import InfeasibleError, InputError
 from planner.search.heuristic import baseline
 from planner.service.searching import search_backends
-from planner.service.why import mesh_text
+from planner.service.words import mesh_words
 from planner.specs.plan import Plan, Request
 from planner.units import duration, percent
 
@@ -27,4 +27,4 @@ def against_rule_of_thumb(request: Request, best: Plan) -> str:
         return f"{head}; {backend} has no such plan here ({problem.message})"
     change = found.estimate.step_time_s / best.estimate.step_time_s - 1.0
     speed = f"{percent(abs(change))} {'slower' if change >= 0 else 'faster'} than the plan above"
-    return f"{head}; {backend} {mesh_text(found)}: {duration(found.estimate.step_time_s)}, {speed}"
+    return f"{head}; {backend} {mesh_words(found.strategy)}: {duration(found.estimate.step_time_s)}, {speed}"

@@ -38,6 +38,11 @@ def memory_text(estimate: Estimate) -> str:
     )
 
 
+def basis_text(estimate: Estimate) -> str:
+    """What the ranges rest on: whose errors they are wide enough for."""
+    return f"ranges cover the errors of measured runs; {estimate.range_basis}"
+
+
 def misfit_text(estimate: Estimate) -> str:
     """What is too much of a plan that does not fit."""
     over = estimate.peak_memory_range_bytes[1] - estimate.memory_limit_bytes

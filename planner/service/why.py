@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from planner.cost.evaluate import CostContext, evaluate
 from planner.search.explain import explain
+from planner.service.parts import losses, part_kind, seconds_by_kind, time_parts
+from planner.service.words import mesh_words
 from planner.specs.batch import StrategyBatch
-from planner.specs.plan import Breakdown, Plan
+from planner.specs.plan import Plan
 from planner.units import duration, gib, percent
 
 RUNNERS_UP = 2
@@ -22,7 +24,7 @@ def why_best(context: CostContext, row: StrategyBatch, plans: Sequence[Plan]) ->
     """Sentences about ``plans[0]`` (its batch row is ``row``) against the ones ranked behind it."""
     best = plans[0]
     return (
-        *_where_time_goes(best),
+        where_time_goes(best),
         *explain(context, row),
         *_what_recompute_buys(context, row),
         *_what_sharding_buys(context, row),
@@ -30,7 +32,7 @@ def why_best(context: CostContext, row: StrategyBatch, plans: Sequence[Plan]) ->
     )
 
 
-LOSSES = {
+SHORT_NAMES = {
     "tensor-parallel traffic": "TP traffic",
     "context-parallel traffic": "CP traffic",
     "expert-parallel traffic": "EP traffic",
@@ -43,44 +45,29 @@ LOSSES = {
     "recomputation": "recompute",
     "host optimizer": "offload",
 }
-"""Parts of a step that are not the model's own arithmetic, with a short name for tables."""
-
-
-def summands(node: Breakdown) -> tuple[Breakdown, ...]:
-    """What a quantity is the sum of; where it is a maximum, the summands of the largest child."""
-    while node.combine == "max" and node.children:
-        node = max(node.children, key=lambda child: child.value)
-    return node.children or (node,)
-
-
-def time_parts(plan: Plan) -> dict[str, float]:
-    """Seconds of the named parts of a step down to the leaves, in the order of the breakdown."""
-    parts: dict[str, float] = {}
-    waiting = list(summands(plan.estimate.time))
-    while waiting:
-        node = waiting.pop(0)
-        if node.combine == "sum" and node.children:
-            waiting = [*node.children, *waiting]
-        else:
-            parts[node.name] = parts.get(node.name, 0.0) + node.value
-    return parts
+"""Parts of a step whose names are too long for a column of a table."""
+MOST_LOSSES = 4
+"""Named in a sentence."""
 
 
 def largest_loss(plan: Plan) -> tuple[str, float]:
     """Short name and share of the largest part of the step that is not arithmetic."""
-    losses = {name: value for name, value in time_parts(plan).items() if name in LOSSES}
-    name = max(losses, key=lambda key: losses[key], default="")
-    share = losses.get(name, 0.0) / plan.estimate.step_time_s
-    return (LOSSES[name], share) if share >= NOTABLE_SHARE else ("none", 0.0)
+    name, seconds = next(iter(losses(plan).items()), ("", 0.0))
+    share = seconds / plan.estimate.step_time_s
+    return (SHORT_NAMES.get(name, name), share) if share >= NOTABLE_SHARE else ("none", 0.0)
 
 
-def _where_time_goes(plan: Plan) -> list[str]:
-    total = plan.estimate.step_time_s
-    parts = time_parts(plan)
-    losses = sorted(((value, name) for name, value in parts.items() if name in LOSSES), reverse=True)
-    arithmetic = total - sum(value for value, _ in losses)
-    named = [f"{name} {percent(value / total)}" for value, name in losses[:3] if value >= NOTABLE_SHARE * total]
-    return [", ".join([f"{percent(arithmetic / total)} of the step is the model's arithmetic", *named])]
+def where_time_goes(plan: Plan) -> str:
+    """Arithmetic, the largest losses and what is left: shares that add up to the step."""
+    total = plan.estimate.time.value
+    lost = losses(plan)
+    named = [(name, value) for name, value in lost.items() if abs(value) >= NOTABLE_SHARE * total][:MOST_LOSSES]
+    rest = sum(lost.values()) - sum(value for _, value in named)
+    if abs(rest) >= NOTABLE_SHARE * total:
+        named.append(("all else", rest))
+    arithmetic = percent(seconds_by_kind(plan).get("arithmetic", 0.0) / total)
+    shares = [f"{name} {percent(value / total)}" for name, value in named]
+    return ", ".join([f"{arithmetic} of the step is the model's arithmetic", *shares])
 
 
 def _needs(context: CostContext, row: StrategyBatch) -> tuple[float, bool]:
@@ -112,18 +99,10 @@ def _what_sharding_buys(context: CostContext, row: StrategyBatch) -> list[str]:
     return [f"ZeRO {stage}: without sharding a GPU would need up to {gib(needed)} of {gib(context.memory_limit_bytes)}"]
 
 
-def mesh_text(plan: Plan) -> str:
-    """The degrees that tell one mesh from another: ``tp 8, pp 4, dp 4, ZeRO 1``."""
-    s = plan.strategy
-    degrees = [("tp", s.tp), ("cp", s.cp), ("pp", s.pp), ("ep", s.ep), ("dp", s.dp)]
-    words = [f"{name} {value}" for name, value in degrees if value > 1]
-    return ", ".join([*words, f"ZeRO {s.zero_stage}"])
-
-
 def why_next(best: Plan, other: Plan) -> str:
     """One sentence on a plan ranked behind: how much slower, and which part of the step makes the difference."""
     step, slower = best.estimate.step_time_s, other.estimate.step_time_s
-    head = f"next, {mesh_text(other)}: {duration(slower)}, {percent(abs(slower / step - 1))} "
+    head = f"next, {mesh_words(other.strategy)}: {duration(slower)}, {percent(abs(slower / step - 1))} "
     head += "slower" if slower >= step else "faster but with more memory"
     mine, theirs = time_parts(best), time_parts(other)
     more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in (*mine, *theirs)}
@@ -131,5 +110,5 @@ def why_next(best: Plan, other: Plan) -> str:
     if seconds <= NOTABLE_SHARE * step:
         return head
     # The parts are those of the slowest stage: arithmetic that grows by more than the step belongs to another stage.
-    moved = name not in LOSSES and seconds > slower - step and max(best.strategy.pp, other.strategy.pp) > 1
+    moved = part_kind(name) == "arithmetic" and seconds > slower - step and max(best.strategy.pp, other.strategy.pp) > 1
     return head + f" ({'another stage is the slowest: ' if moved else ''}{name} +{duration(seconds)})"

@@ -8,7 +8,8 @@ from typing import Literal
 
 from planner.specs.base import Spec
 
-PartKind = Literal["arithmetic", "communication", "waiting", "update"]
+PartKind = Literal["arithmetic", "recomputation", "communication", "waiting", "update", "mixed"]
+"""``mixed`` are small parts of several kinds, drawn as one."""
 SlotKind = Literal["forward", "backward", "weight-gradient"]
 SlotPhase = Literal["warm-up", "steady", "cool-down"]
 LinkLevel = Literal["node", "domain", "network"]
@@ -92,13 +93,17 @@ class RankPlace(Spec):
     node: int
     coordinates: dict[str, int]
     """Axis (tp, cp, dp, pp, ep ...) -> position; ranks that differ in one axis only share that axis' group."""
+    groups: dict[str, int]
+    """Kind of group -> number of the rank's group, counted in the order of the groups' lowest ranks."""
 
 
 class GroupAxis(Spec):
-    """One dimension of the rank grid."""
+    """Groups of one kind: along one dimension of the rank grid, or along two (``dp x cp``)."""
 
     name: str
     size: int
+    stride: int
+    """Distance between neighbouring ranks of a group."""
     shares: str
     """What the group shares: ``one layer's matrices``."""
     nodes: int
@@ -109,7 +114,8 @@ class Traffic(Spec):
     """What one GPU sends in one step for one kind of group."""
 
     axis: str
-    """tp, cp, ep, pp or dp, whatever the framework calls the axes of its grid."""
+    """tp, cp, ep, pp or dp, whatever the framework calls the axes of its grid; ``dp x cp`` where the ranks of a
+    sequence have the same weights."""
     level: LinkLevel
     """The slowest link that any group of the kind crosses."""
     what: str
@@ -131,6 +137,8 @@ class TopologyMap(Spec):
     """Those that the job uses."""
     domain_gpus: int
     """Neighbouring ranks that share fast links, over several nodes where these are more than a node has."""
+    built_domain_gpus: int
+    """GPUs that a domain has, not all of them filled by a job that takes several."""
     traffic: tuple[Traffic, ...]
 
 
@@ -141,5 +149,7 @@ class Pictures(Spec):
     points: tuple[PlanPoint, ...]
     stages: tuple[StageMemory, ...]
     time: tuple[TimePart, ...]
+    kinds: dict[PartKind, float]
+    """Seconds of the whole step by kind, also of the small parts that ``time`` has as one."""
     schedule: Schedule | None
     topology: TopologyMap

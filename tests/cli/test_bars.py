@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cli.bars import MARKS, bar_width, memory_lines, time_lines
+from planner.cli.bars import COLOURS, bar_width, memory_lines, time_lines
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
-from planner.service.parts import MEMORY_TERMS, memory_term, term_bytes
-from planner.service.why import largest_loss, time_parts
+from planner.service.parts import MEMORY_TERMS, memory_term, term_bytes, time_parts
+from planner.service.why import largest_loss
 from planner.specs.plan import Breakdown, Plan
 
 CLUSTER = ClusterInput(gpu="h100", gpus=64)
@@ -70,14 +70,13 @@ def test_bar_width_has_bounds() -> None:
 
 def test_unknown_components_are_overhead() -> None:
     """A component that no category names is counted as overhead, not lost."""
-    assert MEMORY_TERMS[memory_term("something new")][0] == "overhead"
-    assert MEMORY_TERMS[memory_term("weights")][0] == "weights"
+    assert MEMORY_TERMS[memory_term("something new")].name == "overhead"
+    assert MEMORY_TERMS[memory_term("weights")].name == "weights"
 
 
 def test_every_term_has_a_letter_of_its_own() -> None:
     """Terms are told apart without colour."""
-    assert list(MARKS) == [name for name, _ in MEMORY_TERMS]
-    assert len({letter for letter, _ in MARKS.values()}) == len(MARKS)
+    assert len({term.letter for term in MEMORY_TERMS}) == len(MEMORY_TERMS) == len(set(COLOURS))
 
 
 def test_largest_loss() -> None:

@@ -112,10 +112,10 @@ def test_gradients_accumulate_as_the_estimate_assumes(stage: int, dtype: str | N
 def test_topology_counts_the_first_axis_fastest() -> None:
     """Neighbouring ranks differ in the first axis; groups of the last one are far apart."""
     grid = Topology((Axis("tp", 4, ""), Axis("dp", 2, ""), Axis("pp", 3, "")), 8)
-    assert grid.group("tp", 5) == [4, 5, 6, 7]
-    assert grid.group("dp", 5) == [1, 5]
-    assert grid.group("pp", 5) == [5, 13, 21]
-    assert [grid.coordinate(name, 13) for name in ("tp", "dp", "pp")] == [1, 1, 1]
+    assert grid.kind("tp").ranks(5) == [4, 5, 6, 7]
+    assert grid.kind("dp").ranks(5) == [1, 5]
+    assert grid.kind("pp").ranks(5) == [5, 13, 21]
+    assert [grid.kind(name).coordinate(13) for name in ("tp", "dp", "pp")] == [1, 1, 1]
 
 
 def test_long_node_tables_are_cut_in_the_middle() -> None:

@@ -241,8 +241,8 @@ def test_item_35_rank_order() -> None:
     topology = pytest.importorskip("planner.render.topology")
     axes = tuple(topology.Axis(name, size, "") for name, size in (("tp", 8), ("dp", 4), ("pp", 4)))
     grid = topology.Topology(axes, 8)
-    assert (grid.stride("dp"), grid.stride("pp")) == (8, 32)
-    assert {grid.coordinate("pp", rank) for rank in range(32)} == {0}
+    assert (grid.kind("dp").stride, grid.kind("pp").stride) == (8, 32)
+    assert {grid.kind("pp").coordinate(rank) for rank in range(32)} == {0}
     # The cost model prices the same order: both leave the node, tensor parallelism does not.
     groups = step_of(question("llama-3-70b", machines("h100", 128), global_batch=128), tp=8, pp=4).groups
     assert (groups.tensor.crosses[0], groups.data.crosses[0], groups.pipeline.crosses[0]) == (0.0, 1.0, 1.0)
@@ -252,7 +252,7 @@ def test_item_36_data_parallel_groups() -> None:
     """TP 8 x PP 4 x DP 4 has 32 data-parallel groups of four; a drawing of some of them is no error."""
     topology = pytest.importorskip("planner.render.topology")
     grid = topology.Topology(tuple(topology.Axis(n, s, "") for n, s in (("tp", 8), ("dp", 4), ("pp", 4))), 8)
-    groups = {tuple(grid.group("dp", rank)) for rank in range(128)}
+    groups = {tuple(grid.kind("dp").ranks(rank)) for rank in range(128)}
     assert len(groups) == 32
     assert (0, 8, 16, 24) in groups
 

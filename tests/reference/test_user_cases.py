@@ -14,7 +14,7 @@ import pytest
 from planner import service
 from planner.errors import InfeasibleError, InputError
 from planner.service import CheckRequest, ClusterInput, JobInput, PlanRequest, StrategyInput
-from planner.service.why import summands, time_parts
+from planner.service.parts import summands, time_parts
 from planner.specs.check import CheckFinding, CheckReport
 from planner.specs.plan import Breakdown, Plan, PlanDocument
 from planner.units import GIB

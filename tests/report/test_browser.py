@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from planner.report.figures import pictures
 from planner.report.html import html_report
-from tests.report.documents import CASES, HOSTILE, experts, hostile, piped
+from tests.report.documents import CASES, HOSTILE, experts, hostile, piped, searched
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
@@ -121,8 +122,6 @@ def test_figures_follow_the_window(browser: Any, reports: dict[str, Path]) -> No
 
 def test_the_gantt_has_every_slot(browser: Any, reports: dict[str, Path]) -> None:
     """A rectangle a slot, and a bubble behind every stage."""
-    from planner.report.figures import pictures
-
     schedule = pictures(piped()).schedule
     assert schedule is not None
     with Opened(browser, reports["piped"]) as page:
@@ -130,6 +129,30 @@ def test_the_gantt_has_every_slot(browser: Any, reports: dict[str, Path]) -> Non
         assert figure.locator("[aria-label=bar] rect").count() == len(schedule.slots) + schedule.stages
         names = figure.locator("text").all_text_contents()
         assert {"warm-up", "steady state", "cool-down"} <= set(names)
+
+
+LABELS = """() => {
+    const middle = box => ({x: box.x + box.width / 2, y: box.y + box.height / 2});
+    const boxes = kind => [...document.querySelectorAll(`figure[data-figure=points] [aria-label=${kind}] > *`)]
+        .map(mark => [mark.textContent, mark.getBoundingClientRect()]);
+    const dots = boxes('dot').map(([, box]) => middle(box));
+    return boxes('text').filter(([text]) => /^\\d+( |$)/.test(text)).map(([text, box]) => {
+        const apart = dots.map(dot => Math.hypot(dot.x - middle(box).x, dot.y - middle(box).y));
+        const hidden = dots.filter(({x, y}) =>
+            x > box.left - 4 && x < box.right + 4 && y > box.top - 2 && y < box.bottom + 2);
+        return [parseInt(text), 1 + apart.indexOf(Math.min(...apart)), hidden.length];
+    });
+}"""
+"""Number of every label of the scatter, the dot that it is nearest to, and how many dots it hides."""
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESK], ids=["phone", "desk"])
+def test_a_number_stands_beside_its_own_dot(browser: Any, reports: dict[str, Path], viewport: dict[str, int]) -> None:
+    """Plans that nearly coincide, too: no label hides a dot, and the dot that it is nearest to is its own."""
+    with Opened(browser, reports["searched"], viewport=viewport) as page:
+        labels = page.evaluate(LABELS)
+    assert len(labels) == len(pictures(searched()).points) > 5
+    assert all(rank == nearest and not hidden for rank, nearest, hidden in labels), labels
 
 
 def test_a_tip_tells_the_numbers(browser: Any, reports: dict[str, Path]) -> None:

@@ -12,7 +12,7 @@ from planner.report.figures import pictures
 from planner.report.html import SCRIPTS, STYLES, embedded, html_report, plan_section, static_dir
 from planner.specs.pictures import Pictures
 from planner.units import duration, gib
-from tests.report.documents import CASES, HOSTILE, hostile, piped, searched, too_large
+from tests.report.documents import CASES, HOSTILE, hostile, interleaved, piped, searched, too_large
 
 VOID = {"meta", "br", "input", "link", "img", "hr"}
 LARGEST_BYTES = 1_500_000
@@ -163,9 +163,18 @@ def test_sections_of_one_page_have_ids_of_their_own() -> None:
 
 
 def test_the_pipeline_in_words() -> None:
-    """Fill and bubble are those of the picture."""
+    """Fill and idle time are those of the picture; the bubble of the step's bars is another figure."""
     schedule = pictures(piped()).schedule
     assert schedule is not None
     fill = min(slot.start_s for slot in schedule.slots if slot.stage == schedule.stages - 1)
-    bubble = 100 * (1 - schedule.busy_share)
-    assert f"fill {duration(fill)}, bubble {bubble:.1f} %" in Page(plan_section(piped())).text
+    idle = 100 * (1 - schedule.busy_share)
+    assert f"fill {duration(fill)}, stages idle {idle:.1f} % of the time" in Page(plan_section(piped())).text
+
+
+def test_chunks_are_told_apart() -> None:
+    """Shade and letter are the chunk's where a stage has several; elsewhere the shade is the phase's."""
+    text = Page(plan_section(interleaved())).text
+    assert "letters chunks of the model, a to f; slots of every second chunk are pale" in text
+    text = Page(plan_section(piped())).text
+    assert "pale slots belong to a stage's warm-up" in text
+    assert "chunk" not in text

@@ -85,5 +85,5 @@ def test_lines(theme: str) -> None:
 def test_named_colours_are_of_the_series() -> None:
     """Kinds of parts, slots and levels take their colour from the series, so the tests above hold for them."""
     named = re.findall(r"--(?:kind|slot|level)-[\w-]+: (.*?);", CSS)
-    assert len(named) == 10
+    assert len(named) == 12
     assert all(re.fullmatch(r"var\(--c\d+\)", value) for value in named)

@@ -7,7 +7,9 @@ import itertools
 import pytest
 
 from planner.backends import BACKENDS
+from planner.cost.context import Work
 from planner.cost.estimate import estimate as priced
+from planner.cost.step import Step
 from planner.report.figures import pictures
 from planner.service import ClusterInput, JobInput, PlanRequest, StrategyInput, estimate, suggest
 from planner.service.profiles import context_of
@@ -34,7 +36,7 @@ def check(document: PlanDocument, plan: Plan, drawn: Pictures) -> None:
     _check_stages(plan, drawn)
     _check_time(plan, drawn)
     _check_schedule(plan, drawn)
-    _check_places(document, drawn)
+    _check_places(document, plan, drawn)
 
 
 def _check_stages(plan: Plan, drawn: Pictures) -> None:
@@ -84,15 +86,34 @@ def pipeline_s(tree: Breakdown) -> float:
     return sum(part.value for part in tree.children if " x " in part.name or part.name in names)
 
 
-def _check_places(document: PlanDocument, drawn: Pictures) -> None:
+def _check_places(document: PlanDocument, drawn_plan: Plan, drawn: Pictures) -> None:
     cluster, places = document.request.cluster, drawn.topology
     assert places.nodes == cluster.nodes
     assert [place.rank for place in places.ranks] == sorted({place.rank for place in places.ranks})
     assert {place.node for place in places.ranks} == set(places.shown_nodes)
-    assert {row.axis for row in places.traffic} <= {"tp", "cp", "ep", "pp", "dp"}
+    data = "dp x cp" if drawn_plan.strategy.cp > 1 else "dp"
+    assert {row.axis for row in places.traffic} <= {"tp", "cp", "ep", "pp", data}
+    _check_groups(document, drawn_plan, drawn)
     total = sum(row.exposed_s for row in places.traffic)
     shown = sum(part.seconds for part in drawn.time if part.kind == "communication" and part.name != "other")
     assert total >= shown - 1e-9
+
+
+def _check_groups(document: PlanDocument, plan: Plan, drawn: Pictures) -> None:
+    """The groups of the map are those that the cost model prices: sizes and distances."""
+    context = context_of(document.request, plan.backend)
+    priced_groups = Step(Work(context, from_strategy(plan.strategy, context.recompute_kinds)), plan.strategy.pp).groups
+    shown = {axis.name: (axis.size, axis.stride) for axis in drawn.topology.axes}
+    s, cost = plan.strategy, priced_groups
+    expected = {"tp": cost.tensor, "cp": cost.context, "sp": cost.context, "pp": cost.pipeline}
+    expected |= {"ep": cost.expert, "etp": cost.expert_tensor, "edp": cost.expert_data}
+    whole = "dp x cp" if "cp" in shown else "dp x sp" if "sp" in shown else "dp"
+    expected |= {whole: cost.data, "efsdp": cost.expert_shard}
+    expected["dp_shard x cp" if s.cp > 1 else "dp_shard"] = cost.shard
+    for name in shown.keys() & expected.keys():
+        assert shown[name] == (expected[name].size[0], expected[name].stride[0]), name
+    if cost.data.size[0] > 1:
+        assert shown.keys() & {whole, "dp_shard", "dp_shard x cp", "dp_replicate", "dp_replicate x cp"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from planner.render import rank_grids
 from planner.report.figures import pictures
-from planner.report.places import STAGE, grid_of, place_map
-from planner.service import ClusterInput, JobInput, PlanRequest, suggest
+from planner.report.places import STAGE, place_map
+from planner.service import ClusterInput, JobInput, PlanRequest, StrategyInput, estimate, suggest
 from planner.specs.plan import PlanDocument
 from tests.report.documents import CASES, alone, experts, interleaved, piped
 
@@ -28,12 +29,20 @@ def on_titan() -> PlanDocument:
     return suggest(request)
 
 
-@pytest.mark.parametrize("document", [piped, experts, on_titan], ids=lambda case: case.__name__)
+def long_sequences(**strategy: Any) -> PlanDocument:
+    """Sequences over four ranks, and two copies of the model."""
+    given = StrategyInput(**{"tp": 4, "pp": 4, "cp": 4, **strategy})
+    cluster = ClusterInput(gpu="h100", gpus=128)
+    return estimate("llama-3.1-70b", cluster, JobInput(seq_len=8192, global_batch=32), given)
+
+
+@pytest.mark.parametrize("document", [piped, experts, on_titan, long_sequences], ids=lambda case: case.__name__)
 def test_groups_are_those_of_the_grids(document: Callable[[], PlanDocument]) -> None:
     """Two drawn ranks have the same number exactly if the framework's grid puts them into one group."""
     plan_document = document()
     topology = pictures(plan_document).topology
-    grids = {axis.name: grid for grid in reversed(rank_grids(plan_document, plan_document.best)) for axis in grid.axes}
+    grids = rank_grids(plan_document, plan_document.best)
+    kinds = {kind.name: kind for grid in reversed(grids) for kind in grid.groups()}
     drawn: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for node in place_map(topology).nodes:
         for cell in node.cells:
@@ -41,13 +50,9 @@ def test_groups_are_those_of_the_grids(document: Callable[[], PlanDocument]) -> 
                 drawn[key][group].add(cell.rank)
     shown = {rank.rank for rank in topology.ranks}
     for axis in topology.axes:
-        grid = grids[axis.name]
-        expected = set()
-        for rank in shown:
-            step = grid.stride(axis.name)
-            first = rank - rank // step % axis.size * step
-            expected.add(frozenset(first + k * step for k in range(axis.size)) & shown)
-        assert {frozenset(group) for group in drawn[axis.name].values()} == expected, axis.name
+        expected = {frozenset(kinds[axis.name].ranks(rank)) & shown for rank in shown}
+        found = drawn[axis.name.replace(" ", "-")]
+        assert {frozenset(group) for group in found.values()} == expected, axis.name
 
 
 def test_stages_are_numbered_by_position() -> None:
@@ -79,9 +84,49 @@ def test_every_shown_rank_has_a_cell(name: str) -> None:
     assert ranks == [place.rank for place in topology.ranks]
 
 
-def test_replicas_belong_to_the_experts_grid_where_it_has_no_axis_for_them() -> None:
-    """torchtitan's experts are replicated along the axis of everything else."""
-    sizes = {"dp_shard": 16, "dp_replicate": 2, "ep": 8, "efsdp": 2}
-    assert grid_of("ep", sizes) == ["ep", "efsdp", "dp_replicate"]
-    assert grid_of("ep", {"dp_shard": 16, "dp_replicate": 2, "ep": 8, "edp": 4}) == ["ep", "edp"]
-    assert grid_of("dp_shard", sizes) == ["dp_shard", "dp_replicate"]
+def test_groups_are_numbered_in_the_order_of_their_ranks() -> None:
+    """The first ranks are in group 0 of every kind, and every group begins behind the one before it; a colour is of one
+    drawn group alone as long as there are colours."""
+    for document in (piped(), experts(), on_titan(), long_sequences()):
+        shown = place_map(pictures(document).topology)
+        cells = [cell for node in shown.nodes for cell in node.cells]
+        for index, choice in enumerate(shown.choices):
+            first = list(dict.fromkeys(cell.groups[index][1] for cell in cells))
+            assert first == list(range(len(first))), choice.label
+
+
+def test_drawn_groups_have_colours_of_their_own() -> None:
+    """Group 0 and group 12 of sixteen nodes look alike only where more than a dozen groups are drawn."""
+    cluster = ClusterInput(gpu="h100", gpus=1024)
+    job = JobInput(seq_len=4096, global_batch=1024)
+    document = estimate("deepseek-v3", cluster, job, StrategyInput(pp=16, ep=32))
+    topology = pictures(document).topology
+    cells = [cell for node in place_map(topology).nodes for cell in node.cells]
+    assert sorted({cell.shown for cell in cells}) == [0, 1, 15]
+    assert len({cell.style for cell in cells}) == 3
+    assert [cell.groups for cell in cells][-1][0] == ("stage", 15)
+    numbers = {dict(cell.groups)["ep"] for cell in cells}
+    assert numbers == {0, 1, 2, 3, 31}
+
+
+def test_copies_are_those_of_data_and_context_ranks() -> None:
+    """Ranks of a sequence hold the same weights: gradients and states are over both, as the cost model prices them."""
+    document = long_sequences()
+    topology = pictures(document).topology
+    axes = {axis.name: axis for axis in topology.axes}
+    assert document.best.strategy.shard_degree == 8
+    assert (axes["dp x cp"].size, axes["dp x cp"].stride) == (8, 4)
+    assert axes["dp x cp"].shares == "gradients and optimizer states"
+    assert "gradients" not in axes["dp"].shares + axes["cp"].shares
+    assert {row.axis for row in topology.traffic} == {"tp", "cp", "pp", "dp x cp"}
+    key = next(choice.key for choice in place_map(topology).choices if choice.label == "DP x CP group")
+    groups = [dict(cell.groups)[key] for node in place_map(topology).nodes for cell in node.cells]
+    assert groups[:32] == [0, 1, 2, 3] * 8
+    assert groups[32:64] == [4, 5, 6, 7] * 8
+
+
+def test_copies_without_data_ranks() -> None:
+    """One sequence at a time over the whole cluster: there is a group that the gradients travel in."""
+    topology = pictures(long_sequences(cp=8)).topology
+    assert {axis.name: axis.size for axis in topology.axes} == {"tp": 4, "cp": 8, "dp x cp": 8, "pp": 4}
+    assert {row.axis for row in topology.traffic} >= {"dp x cp"}

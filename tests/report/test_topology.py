@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.report.described import axes_table, topology_words
 from planner.report.figures import pictures
 from planner.service import ClusterInput, JobInput, StrategyInput, estimate
 from planner.specs.pictures import TopologyMap
@@ -64,3 +65,25 @@ def test_levels_of_links() -> None:
     racks = {row.axis: row.level for row in places(128, gpu="gb200", tp=4, pp=2).traffic}
     assert racks == {"tp": "node", "pp": "network", "dp": "domain"}
     assert {row.axis: row.level for row in places(64, tp=8).traffic} == {"tp": "node", "dp": "network"}
+
+
+def test_racks_that_are_not_filled_are_said_to_be() -> None:
+    """A job over several NVL72 racks is counted with 64 GPUs of each; one rack is used whole."""
+    job = JobInput(seq_len=4096, global_batch=288)
+
+    def words(gpus: int) -> str:
+        document = estimate("llama-3.1-8b", ClusterInput(gpu="gb200", gpus=gpus), job, StrategyInput())
+        return topology_words(pictures(document))
+
+    assert "72 GPUs; a job over several such domains is counted with 64 in each" in words(144)
+    assert "several" not in words(72) + words(36)
+
+
+def test_groups_as_a_table() -> None:
+    """Size, first ranks and distance of every kind, also of stages that are not drawn."""
+    job = JobInput(seq_len=4096, global_batch=256)
+    document = estimate("llama-3.1-70b", ClusterInput(gpu="h100", gpus=2048), job, StrategyInput(tp=8, pp=16))
+    rows = {row[0]: row[1:5] for row in axes_table(pictures(document)).table.rows}
+    assert rows["TP"] == ("8", "0, 1, 2, 3, 4, 5, 6, 7", "1", "1")
+    assert rows["DP"] == ("16", "0, 8, 16, ..., 120", "8", "16")
+    assert rows["PP"] == ("16", "0, 128, 256, ..., 1920", "128", "16")

@@ -6,6 +6,7 @@ from planner.report.figures.bars import stages, waterfall
 from planner.report.figures.points import points
 from planner.report.figures.schedule import schedule
 from planner.report.figures.topology import topology
+from planner.service.parts import seconds_by_kind
 from planner.service.profiles import context_of
 from planner.specs.convert import from_strategy
 from planner.specs.pictures import Pictures
@@ -24,6 +25,7 @@ def pictures(document: PlanDocument, plan: Plan | None = None) -> Pictures:
         points=points(document),
         stages=stages(plan.estimate),
         time=waterfall(plan),
+        kinds=seconds_by_kind(plan),
         schedule=schedule(context, batch, plan.strategy),
         topology=topology(document, plan, context, batch),
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from planner.cost.context import CostContext
 from planner.render import rank_grids
-from planner.render.topology import Axis, Topology
+from planner.render.topology import GroupKind, Topology
 from planner.report.figures.traffic import traffic
 from planner.specs.batch import StrategyBatch
 from planner.specs.pictures import GroupAxis, RankPlace, TopologyMap
@@ -19,7 +17,9 @@ SHOWN_NODES = 16
 def topology(document: PlanDocument, plan: Plan, context: CostContext, batch: StrategyBatch) -> TopologyMap:
     """The map of ``plan`` (priced in ``context`` as ``batch``) on the document's cluster."""
     cluster = document.request.cluster
-    axes = _axes(rank_grids(document, plan))
+    grids = rank_grids(document, plan)
+    kinds = _kinds(grids)
+    dimensions = {axis.name for grid in grids for axis in grid.axes}
     shown = shown_nodes(cluster.nodes)
     ranks = [
         rank
@@ -27,12 +27,22 @@ def topology(document: PlanDocument, plan: Plan, context: CostContext, batch: St
         for rank in range(node * cluster.local_gpus, min((node + 1) * cluster.local_gpus, cluster.gpus))
     ]
     return TopologyMap(
-        axes=tuple(_group_axis(grid, axis) for grid, axis in axes),
+        axes=tuple(
+            GroupAxis(
+                name=kind.name,
+                size=kind.size,
+                stride=kind.stride,
+                shares=kind.meaning,
+                nodes=grids[0].nodes_of_a_group(kind),
+            )
+            for kind in kinds
+        ),
         ranks=tuple(
             RankPlace(
                 rank=rank,
                 node=rank // cluster.local_gpus,
-                coordinates={axis.name: grid.coordinate(axis.name, rank) for grid, axis in axes},
+                coordinates={kind.name: kind.coordinate(rank) for kind in kinds if kind.name in dimensions},
+                groups={kind.name: kind.number(rank) for kind in kinds},
             )
             for rank in ranks
         ),
@@ -40,6 +50,7 @@ def topology(document: PlanDocument, plan: Plan, context: CostContext, batch: St
         shown_nodes=shown,
         gpus_per_node=cluster.local_gpus,
         domain_gpus=cluster.ranks_per_domain,
+        built_domain_gpus=cluster.domain_gpus,
         traffic=traffic(plan, context, batch),
     )
 
@@ -49,23 +60,10 @@ def shown_nodes(nodes: int) -> tuple[int, ...]:
     return tuple(range(nodes)) if nodes <= SHOWN_NODES else (*range(SHOWN_NODES - 1), nodes - 1)
 
 
-def _axes(grids: tuple[Topology, ...]) -> list[tuple[Topology, Axis]]:
-    """Axes of more than one rank, fastest first; those of experts behind, without the ones that both grids have."""
-    found: dict[str, tuple[Topology, Axis]] = {}
+def _kinds(grids: tuple[Topology, ...]) -> tuple[GroupKind, ...]:
+    """Groups of more than one rank, fastest first; those of experts behind, without the ones that both grids have."""
+    found: dict[str, GroupKind] = {}
     for grid in grids:
-        for axis in grid.axes:
-            if axis.size > 1:
-                found.setdefault(axis.name, (grid, axis))
-    return list(found.values())
-
-
-def _group_axis(grid: Topology, axis: Axis) -> GroupAxis:
-    return GroupAxis(name=axis.name, size=axis.size, shares=axis.meaning, nodes=_nodes_of_a_group(grid, axis))
-
-
-def _nodes_of_a_group(grid: Topology, axis: Axis) -> int:
-    """Most nodes that any group of the axis has ranks on."""
-    ranks, step = np.arange(grid.ranks), grid.stride(axis.name)
-    first = ranks - ranks // step % axis.size * step
-    places = np.unique(np.stack([first, ranks // grid.local_ranks]), axis=1)
-    return int(np.unique(places[0], return_counts=True)[1].max())
+        for kind in reversed(grid.groups()):
+            found.setdefault(kind.name, kind)
+    return tuple(found.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cost.context import CostContext
 from planner.cost.volumes import Volume, volumes
-from planner.service.why import time_parts
+from planner.service.parts import time_parts
 from planner.specs.batch import StrategyBatch
 from planner.specs.cluster import Cluster
 from planner.specs.pictures import LinkLevel, Traffic
@@ -25,6 +25,8 @@ _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
+OF_EXPERTS = ", of experts in their own groups"
+
 
 def traffic(plan: Plan, context: CostContext, batch: StrategyBatch) -> tuple[Traffic, ...]:
     """One row for each kind of group that sends anything."""
@@ -34,9 +36,9 @@ def traffic(plan: Plan, context: CostContext, batch: StrategyBatch) -> tuple[Tra
         what, names = _KINDS[volume.axis]
         rows.append(
             Traffic(
-                axis=volume.axis,
+                axis="dp x cp" if volume.axis == "dp" and plan.strategy.cp > 1 else volume.axis,
                 level=_level(volume, context.cluster),
-                what=what,
+                what=what + (OF_EXPERTS if volume.axis == "dp" and plan.strategy.ep > 1 else ""),
                 sent_bytes_per_gpu=volume.sent_bytes,
                 exposed_s=sum(parts.get(name, 0.0) for name in names),
             )

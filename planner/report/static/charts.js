@@ -9,6 +9,7 @@
   const LEVEL_WORDS = {node: "inside a node", domain: "domain across nodes", network: "network"};
   const WORK_WORDS = {forward: "forward", backward: "backward", "weight-gradient": "weight gradients"};
   const HEIGHT_LEFT_OUT = {forward: 0, backward: 0.25, "weight-gradient": 0.5}; // share of a row above the slot
+  const PLAIN = {arithmetic: "var(--kind-arithmetic)", mixed: "var(--surface)"}; // kinds of parts without a pattern
   let drawings = 0; // ids of patterns stay apart
 
   // ---- words: the same digits as planner/units.py ----
@@ -21,8 +22,8 @@
   const duration = (seconds) => {
     if (seconds < 0) return `-${duration(-seconds)}`;
     if (seconds >= 100) return `${seconds.toFixed(0)} s`;
-    if (seconds >= 1) return `${digits(seconds)} s`;
-    return seconds >= 1e-3 ? `${digits(seconds * 1e3)} ms` : `${digits(seconds * 1e6)} us`;
+    if (seconds >= 0.9995 || seconds === 0) return `${digits(seconds)} s`;
+    return seconds >= 0.9995e-3 ? `${digits(seconds * 1e3)} ms` : `${digits(seconds * 1e6)} us`;
   };
   const percent = (ratio) => `${(100 * ratio).toFixed(1)} %`;
   const timeUnit = (largest) => (largest >= 1 ? ["s", 1] : largest >= 1e-3 ? ["ms", 1e-3] : ["us", 1e-6]);
@@ -50,6 +51,7 @@
     const name = `drawn${++drawings}-`;
     const defs = svg("defs", {},
       striped(`${name}communication`, "var(--kind-communication)", 45, 6, 2.4),
+      striped(`${name}recomputation`, "var(--kind-recomputation)", -45, 6, 2.4),
       striped(`${name}waiting`, "var(--kind-waiting)", 0, 5, 2.4),
       striped(`${name}update`, "var(--kind-update)", 90, 5, 2.4),
       striped(`${name}domain`, "var(--level-domain)", 0, 5, 2.4),
@@ -80,16 +82,36 @@
   ];
 
   // ---- step time against memory ----
-  // Labels that would overlap are pushed apart vertically, each with a leader to its point.
-  const placed = (points, x, y, height) => {
-    const labels = points.map((point) => ({point, px: x(point.step_time_s), wanted: y(point.peak_memory_bytes)}));
-    labels.sort((a, b) => a.wanted - b.wanted || a.px - b.px);
-    labels.forEach((label, index) => {
-      const before = labels.slice(0, index).filter((other) => Math.abs(other.px - label.px) < 90);
-      label.at = Math.max(label.wanted, ...before.map((other) => other.at + 15));
+  // A label stands beside its dot where it hides no dot and no other label, as near as that can be: places around the
+  // dot are tried from the nearest on; a leader that passes other dots, and other dots about as near, count as far.
+  const DOT = 7; // pixels that a dot takes from its middle
+  const CLEAR = 14; // pixels by which its own dot is nearest to a label that nobody takes for another's
+  const WAYS = d3.range(16).map((turn) => (turn * Math.PI) / 8);
+  const distance = (a, b) => Math.hypot(a.x - b.x, a.y - b.y);
+  const overlap = (a, b) => Math.abs(a.x - b.x) < a.w + b.w && Math.abs(a.y - b.y) < a.h + b.h;
+  const fromLine = (dot, a, b) => {
+    const [dx, dy] = [b.x - a.x, b.y - a.y];
+    const share = Math.min(1, Math.max(0, ((dot.x - a.x) * dx + (dot.y - a.y) * dy) / (dx * dx + dy * dy || 1)));
+    return Math.hypot(dot.x - a.x - share * dx, dot.y - a.y - share * dy);
+  };
+  const placed = (points, at, text, frame) => {
+    const dots = points.map((point) => ({...at(point), w: DOT, h: DOT}));
+    const labels = [];
+    const far = (box, dot, others) =>
+      (box.x - box.w < frame.left || box.x + box.w > frame.right || box.y - box.h < frame.top || box.y + box.h > frame.bottom ? 1e6 : 0)
+      + 1e4 * [...dots, ...labels].filter((other) => overlap(box, other)).length
+      + 60 * others.filter((other) => fromLine(other, box, dot) < DOT + 1).length
+      + 4 * Math.max(0, CLEAR - (d3.min(others, (other) => distance(other, box)) ?? Infinity) + distance(dot, box));
+    points.forEach((point, index) => {
+      const dot = dots[index], w = wide(text(point), "600 13px system-ui") / 2 + 2, h = 8;
+      const others = dots.filter((other) => distance(other, dot) > 1);
+      const places = d3.range(0, 120, 6).flatMap((away) => WAYS.map((turn) => {
+        const box = {x: dot.x + Math.cos(turn) * (DOT + w + 3 + away), y: dot.y + Math.sin(turn) * (DOT + h + 2 + away), w, h};
+        const end = {x: box.x - Math.cos(turn) * (w + 1), y: box.y - Math.sin(turn) * (h + 1)};
+        return {...box, point, away, end, far: away + far(box, dot, others)};
+      }));
+      labels.push(places[d3.leastIndex(places, (place) => place.far)]);
     });
-    const over = Math.max(0, ...labels.map((label) => label.at - height));
-    for (const label of labels) label.at -= over;
     return labels;
   };
 
@@ -108,12 +130,12 @@
     const y = d3.scaleLinear(yDomain, [height - margin.marginBottom, margin.marginTop]);
     const backends = [...new Set(points.map((p) => p.backend))];
     const named = (p) => (p.backend === backends[0] ? `${p.rank}` : `${p.rank} ${p.backend}`);
-    const labels = placed(points, (s) => x(s / timeSize), (b) => y(b / memorySize), height - margin.marginBottom - 6);
+    const place = (p) => ({x: x(p.step_time_s / timeSize), y: y(p.peak_memory_bytes / memorySize)});
+    const frame = {left: margin.marginLeft, right: width - 4, top: margin.marginTop, bottom: height - margin.marginBottom};
+    const labels = placed(points, place, named, frame);
     const frontier = points.filter((p) => p.on_frontier).sort((a, b) => a.step_time_s - b.step_time_s);
     const at = {x: (p) => p.step_time_s / timeSize, y: (p) => p.peak_memory_bytes / memorySize};
-    // Beside the point, on the side that has room.
-    const side = (l) => (l.px + 18 + wide(named(l.point), "600 13px system-ui") > width ? -1 : 1);
-    const label = {x: (l) => x.invert(l.px + 16 * side(l)), y: (l) => y.invert(l.at)};
+    const label = {x: (l) => x.invert(l.x), y: (l) => y.invert(l.y)};
     plot(canvas, {
       width, height, ...margin,
       x: {domain: xDomain, label: `step time, ${timeName}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 110)), grid: true},
@@ -124,9 +146,9 @@
         Plot.text([`limit ${memory(limit)}`], {y: limit / memorySize, frameAnchor: "right", dy: -9, textAnchor: "end", fill: "var(--bad)", fontWeight: 600, text: (d) => d}),
         Plot.line(frontier, {...at, curve: "step-after", stroke: "var(--axis)", strokeWidth: 1.5}),
         Plot.ruleX(points, {x: at.x, y1: at.y, y2: (p) => p.peak_memory_upper_bytes / memorySize, stroke: "var(--axis)"}),
-        Plot.link(labels, {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.px + 13 * side(l)), y2: label.y, stroke: "var(--axis)"}),
+        Plot.link(labels.filter((l) => l.away > 0), {x1: (l) => at.x(l.point), y1: (l) => at.y(l.point), x2: (l) => x.invert(l.end.x), y2: (l) => y.invert(l.end.y), stroke: "var(--axis)"}),
         Plot.dot(points, {...at, symbol: "backend", r: 6, fill: (p) => colour(backends.indexOf(p.backend)), stroke: "var(--surface)", strokeWidth: 1.5}),
-        ...[1, -1].map((way) => Plot.text(labels.filter((l) => side(l) === way), {...label, text: (l) => named(l.point), textAnchor: way > 0 ? "start" : "end", fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4})),
+        Plot.text(labels, {...label, text: (l) => named(l.point), fontSize: 13, fontWeight: 600, fill: "currentColor", stroke: "var(--surface)", strokeWidth: 4}),
         tip(points, at, (p) => `${p.rank}  ${p.backend}: ${p.label}\n${duration(p.step_time_s)} (${p.step_time_range_s.map(duration).join(" to ")})\n${memory(p.peak_memory_bytes)}, up to ${memory(p.peak_memory_upper_bytes)}`),
       ],
     });
@@ -137,9 +159,9 @@
   function stages(canvas, {stages, points, memory_limit_bytes: limit}) {
     const last = stages[stages.length - 1].last_stage;
     const name = (row) => last === 0 ? "every GPU" : row.first_stage === row.last_stage ? `stage ${row.first_stage}` : `stages ${row.first_stage}\u2013${row.last_stage}`;
-    const terms = [...new Set(stages.flatMap((row) => row.terms.filter((t) => t.value > 0).map((t) => t.name)))];
     const keys = [...canvas.closest("figure").querySelectorAll(".legend li")];
-    const letters = new Map(keys.map((key) => [key.lastChild.textContent, key.firstElementChild.textContent]));
+    const marks = new Map(keys.map((key) => [key.lastChild.textContent, key.firstElementChild]));
+    const ground = (term) => `var(--${[...marks.get(term).classList].find((name) => name !== "swatch")})`;
     const upper = points[0].peak_memory_upper_bytes;
     const [unit, size] = memoryUnit(limit);
     const fullest = stages.reduce((a, b) => (b.total_bytes > a.total_bytes ? b : a));
@@ -153,7 +175,7 @@
       return row.terms.filter((t) => t.value > 0).map((term) => {
         const part = {row, name: term.name, value: term.value, start: start / size, end: (start += term.value) / size};
         const free = pixels(term.value) - 8;
-        part.text = wide(term.name) <= free ? term.name : wide("W") <= free ? letters.get(term.name) : "";
+        part.text = wide(term.name) <= free ? term.name : wide("W") <= free ? marks.get(term.name).textContent : "";
         return part;
       });
     });
@@ -163,7 +185,7 @@
       x: {domain: [0, most], label: `memory, ${unit}, est. \u2192`, ticks: Math.max(3, Math.floor(width / 120)), grid: true},
       y: {domain: stages.map(name), label: null, tickSize: 0, padding: 0.18},
       marks: [
-        Plot.barX(parts, {...x, fill: (p) => colour(terms.indexOf(p.name)), insetLeft: 0.5, insetRight: 0.5}),
+        Plot.barX(parts, {...x, fill: (p) => ground(p.name), insetLeft: 0.5, insetRight: 0.5}),
         Plot.text(parts, {x: (p) => (p.start + p.end) / 2, y: x.y, text: "text", fill: "var(--on-mark)"}),
         Plot.ruleY([fullest], {y: name, x1: fullest.total_bytes / size, x2: upper / size, stroke: "currentColor", strokeWidth: 1.5}),
         Plot.tickX([fullest], {x: upper / size, y: name, inset: rowHeight * 0.2, stroke: "currentColor", strokeWidth: 1.5}),
@@ -192,7 +214,7 @@
       y: {domain: time.map((p) => p.name), label: null, tickSize: 0, padding: narrow ? 0.28 : 0.22, axis: narrow ? null : "left"},
       marks: [
         mark,
-        Plot.barX(time, {...x, ...inset, fill: (p) => p.kind === "arithmetic" ? "var(--kind-arithmetic)" : fill(p.kind), stroke: (p) => `var(--kind-${p.kind})`, strokeWidth: 1}),
+        Plot.barX(time, {...x, ...inset, fill: (p) => PLAIN[p.kind] ?? fill(p.kind), stroke: (p) => `var(--kind-${p.kind})`, strokeWidth: 1}),
         Plot.text(time, {x: end, y: "name", text: words, textAnchor: "start", dx: 7, dy: narrow ? 9 : 0, fill: "currentColor"}),
         narrow ? Plot.text(time, {frameAnchor: "left", x: 0, y: "name", text: "name", textAnchor: "start", dy: -9, fill: "currentColor"}) : null,
         tip(time, {x: (p) => (p.start_s + p.seconds / 2) / size, y: "name"}, (p) => `${p.name} (${p.kind})\n${words(p)}\nfrom ${duration(p.start_s)} to ${duration(p.start_s + p.seconds)}`),
@@ -201,37 +223,40 @@
   }
 
   // ---- the pipeline ----
+  const letter = (chunk) => (chunk >= 26 ? letter(Math.floor(chunk / 26) - 1) : "") + String.fromCharCode(97 + (chunk % 26));
   function schedule(canvas, {schedule}) {
     if (!schedule) return;
     const {slots, stages} = schedule;
     const end = Math.max(...slots.map((s) => s.end_s));
     const [unit, size] = timeUnit(end);
     const width = widthOf(canvas);
-    const rowHeight = stages <= 8 ? 30 : stages <= 16 ? 22 : 14;
+    const chunks = Math.max(...slots.map((s) => s.chunk)) + 1;
+    const stacked = chunks > 1 && stages <= 8; // a slot has room for its chunk below its micro-batch
+    const rowHeight = stacked ? 38 : stages <= 8 ? 30 : stages <= 16 ? 22 : 14;
     const marginLeft = stages <= 24 ? widest([`stage ${stages - 1}`]) + 14 : 34;
     const inner = width - marginLeft - 12;
     // All stages work in turns from the last first steady slot to the first one of a cool-down.
     const begins = (phase) => d3.rollups(slots.filter((s) => s.phase === phase), (of) => d3.min(of, (s) => s.start_s), (s) => s.stage).map(([, at]) => at);
     const drain = d3.min(begins("cool-down")) ?? end, full = Math.min(d3.max(begins("steady")) ?? drain, drain);
-    const chunks = Math.max(...slots.map((s) => s.chunk)) + 1;
     const rows = d3.range(stages);
     const {mark, fill} = patterns();
     const row = rowHeight * 0.88;
     const roomy = (d3.median(slots, (s) => s.end_s - s.start_s) / end) * inner >= 6;
     const drawn = slots.map((s) => {
-      const text = `${s.micro_batch + 1}`;
-      const fits = ((s.end_s - s.start_s) / end) * inner >= wide(text, "11px system-ui") + 4 && rowHeight >= 22;
-      return {...s, text: fits ? text : "", steady: s.phase === "steady"};
+      const number = `${s.micro_batch + 1}`, part = chunks > 1 ? letter(s.chunk) : "";
+      const fits = (text) => ((s.end_s - s.start_s) / end) * inner >= wide(text, "11px system-ui") + 4 && rowHeight >= 22;
+      const text = stacked ? (fits(number) ? `${number}\n${part}` : "") : [number + part, number].find(fits) ?? "";
+      return {...s, text, strong: chunks > 1 ? s.chunk % 2 === 0 : s.phase === "steady"};
     });
     const strong = (s) => `var(--slot-${s.kind})`;
     const pale = (s) => `color-mix(in srgb, var(--slot-${s.kind}) 38%, var(--surface))`;
     const rects = Object.keys(WORK_WORDS).map((kind) => Plot.barX(drawn.filter((s) => s.kind === kind), {
       x1: (s) => s.start_s / size, x2: (s) => s.end_s / size, y: "stage", insetTop: row * HEIGHT_LEFT_OUT[kind],
-      fill: (s) => (s.steady ? strong(s) : pale(s)), stroke: "var(--surface)", strokeWidth: roomy ? 1 : 0, insetRight: roomy ? 0 : 0.2,
+      fill: (s) => (s.strong ? strong(s) : pale(s)), stroke: "var(--surface)", strokeWidth: roomy ? 1 : 0, insetRight: roomy ? 0 : 0.2,
     }));
     const numbers = Object.keys(WORK_WORDS).map((kind) => Plot.text(drawn.filter((s) => s.kind === kind && s.text), {
-      x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage", text: "text", fontSize: 11, dy: (row * HEIGHT_LEFT_OUT[kind]) / 2,
-      fill: (s) => (s.steady ? "var(--on-mark)" : "var(--text)"),
+      x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage", text: "text", fontSize: 11, lineHeight: 1, dy: (row * HEIGHT_LEFT_OUT[kind]) / 2,
+      fill: (s) => (s.strong ? "var(--on-mark)" : "var(--text)"),
     }));
     const spans = [["warm-up", 0, full], ["steady state", full, drain], ["cool-down", drain, end]].filter(([, a, b]) => b > a);
     // A short warm-up is named left of its end, a short cool-down right-aligned at the end of the picture.
@@ -247,14 +272,15 @@
         ...rects, ...numbers,
         Plot.ruleX(spans.slice(1), {x: ([, a]) => a / size, stroke: "currentColor", strokeDasharray: "3 3", insetTop: -18}),
         ...names.map((n) => Plot.text([n], {x: n.at / size, frameAnchor: "top", textAnchor: n.anchor, dx: n.anchor === "end" ? -4 : 0, dy: -14, text: "text", fill: "currentColor", stroke: "var(--surface)", strokeWidth: 6})),
-        tip(drawn, {x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage"}, (s) => `stage ${s.stage}${chunks > 1 ? `, chunk ${s.chunk}` : ""}: ${WORK_WORDS[s.kind]} of micro-batch ${s.micro_batch + 1}\n${s.phase}\n${duration(s.start_s)} to ${duration(s.end_s)}`),
+        tip(drawn, {x: (s) => (s.start_s + s.end_s) / 2 / size, y: "stage"}, (s) => `stage ${s.stage}${chunks > 1 ? `, chunk ${letter(s.chunk)}` : ""}: ${WORK_WORDS[s.kind]} of micro-batch ${s.micro_batch + 1}\n${s.phase}\n${duration(s.start_s)} to ${duration(s.end_s)}`),
       ],
     });
   }
 
   // ---- traffic ----
+  const axisName = (axis) => axis.split(" x ").map((name) => name.toUpperCase()).join(" x ");
   function traffic(canvas, {topology: {traffic}}) {
-    const rows = traffic.map((item, index) => ({...item, key: `${index}`, name: `${item.axis.toUpperCase()}: ${item.what}`}));
+    const rows = traffic.map((item, index) => ({...item, key: `${index}`, name: `${axisName(item.axis)}: ${item.what}`}));
     const [unit, size] = memoryUnit(Math.max(...rows.map((r) => r.sent_bytes_per_gpu)));
     const width = widthOf(canvas), narrow = width < 720;
     const words = (r) => `${memory(r.sent_bytes_per_gpu)}, ${duration(r.exposed_s)} not hidden`;
@@ -271,7 +297,7 @@
         mark,
         Plot.barX(rows, {x: (r) => r.sent_bytes_per_gpu / size, y: "key", insetTop: narrow ? 18 : 0, fill: (r) => r.level === "node" ? "var(--level-node)" : fill(r.level), stroke: (r) => `var(--level-${r.level})`}),
         narrow
-          ? Plot.text(rows, {...text, x: 0, text: (r) => `${r.axis.toUpperCase()}: ${words(r)}`, dy: -12})
+          ? Plot.text(rows, {...text, x: 0, text: (r) => `${axisName(r.axis)}: ${words(r)}`, dy: -12})
           : Plot.text(rows, {...text, x: (r) => r.sent_bytes_per_gpu / size, text: words, dx: 7}),
         tip(rows, {x: (r) => r.sent_bytes_per_gpu / size / 2, y: "key"}, (r) => `${r.name}\n${words(r)}\nslowest link: ${LEVEL_WORDS[r.level]}`),
       ],
@@ -285,9 +311,12 @@
     choices.hidden = false;
     const recolour = () => {
       const chosen = choices.querySelector("input:checked");
-      for (const gpu of figure.querySelectorAll(".gpu")) {
-        const group = Number(gpu.getAttribute(`data-${chosen.value}`));
-        gpu.className = `gpu c${(group % 12) + 1}`;
+      const groupOf = (gpu) => Number(gpu.getAttribute(`data-${chosen.value}`));
+      const gpus = [...figure.querySelectorAll(".gpu")];
+      const drawn = [...new Set(gpus.map(groupOf))].sort((a, b) => a - b); // each takes the next colour
+      for (const gpu of gpus) {
+        const group = groupOf(gpu);
+        gpu.className = `gpu c${(drawn.indexOf(group) % 12) + 1}`;
         gpu.querySelector("b").textContent = group;
       }
       figure.querySelector(".chosen").textContent = chosen.closest("label").textContent.trim();
