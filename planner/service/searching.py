@@ -101,6 +101,27 @@ def search_backends(
     return _ranked(running, request, top)
 
 
+def check_pins(request: Request, names: Sequence[str]) -> None:
+    """Raise InputError for pins that no framework can keep on these GPUs, found without a search."""
+    if not request.pins:
+        return
+    from planner.search.choices import check_choices
+
+    cluster = request.cluster
+    nodes = node_counts(cluster.nodes) if request.job.objective == "cost" else [cluster.nodes]
+    parts = [cluster if some == cluster.nodes else with_gpus(cluster, some * cluster.gpus_per_node) for some in nodes]
+    refused: dict[str, PlannerError] = {}
+    for name in names:
+        for part in parts:
+            try:
+                check_choices(context_of(request.model_copy(update={"cluster": part}), name), request.pins)
+            except InputError as problem:
+                refused.setdefault(name, problem)
+            else:
+                return
+    raise _refused_by_all(refused)
+
+
 def _search_one(
     running: _Running,
     request: Request,
@@ -238,12 +259,6 @@ def cheapest_cluster(
     """The part of the cluster, in whole nodes, with the lowest cost per token, a sentence about it, and whether Ctrl-C
     ended the comparison."""
     cluster = request.cluster
-    if cluster.usd_per_gpu_hour is None:
-        raise InputError(
-            f"no price is known for {cluster.accelerator.id}",
-            where="--objective cost",
-            hint="give dollars per GPU-hour with --price",
-        )
     clock = _Clock(time_limit_s)
     tried: list[tuple[float, Cluster]] = []
     interrupted = False
@@ -253,8 +268,8 @@ def cheapest_cluster(
         asked, left = request.model_copy(update={"cluster": part}), clock.share(len(counts) - position + 1)
         try:
             found = search_backends(asked, names, 1, left, progress, explain=False)
-        except (InfeasibleError, TimeLimitError):
-            continue
+        except (InfeasibleError, InputError, TimeLimitError):
+            continue  # pins may fit other parts of the cluster
         except KeyboardInterrupt:
             if not tried:
                 raise

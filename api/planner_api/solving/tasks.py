@@ -16,7 +16,7 @@ import planner.search.model
 from planner import service
 from planner.accuracy.fits.calibration import calibrate
 from planner.accuracy.runs.records import parse_records
-from planner.errors import InfeasibleError, PlannerError, TimeLimitError
+from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
 from planner.report.html import html_report, plan_section
 from planner.report.markdown import markdown_report
 from planner.service.document import read_plan
@@ -60,6 +60,9 @@ def solve(plan: str, question: str, limit_s: float) -> Solved:
         found_none, told = isinstance(problem, InfeasibleError), of_planner_error(problem).model_dump_json()
         outcome = "infeasible" if found_none else "time-limit"
         return Solved("succeeded", outcome, problem=told, cut_at_s=limit_s if own and not found_none else None)
+    except InputError as problem:
+        # What every route refuses was found before: the rules of the frameworks leave nothing of the pins.
+        return Solved("succeeded", "refused", problem=of_planner_error(problem).model_dump_json())
     except PlannerError as problem:
         return Solved("failed", None, problem=of_planner_error(problem).model_dump_json())
     # The id is that of the question as it was asked: the service's own limit is no part of it.
