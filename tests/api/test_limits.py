@@ -16,6 +16,8 @@ import httpx
 import pytest
 
 from planner_api.guards.rates import _counted
+from planner_api.serving import configured
+from planner_api.settings import Settings
 from tests.api.conftest import Running, in_process
 from tests.api.questions import PROBLEM, SMALL, plan, problem_of
 from tests.clients.running import running_service
@@ -187,6 +189,54 @@ def test_rates_are_limited_by_address(tmp_path: Path) -> None:
             assert more.status_code == 429
 
     asyncio.run(ask())
+
+
+def test_rates_are_limited_by_token(tmp_path: Path) -> None:
+    """Tokens of one address have a share each; wrong ones and none use up the address's own."""
+
+    async def ask() -> None:
+        async with in_process(tmp_path, rate_limit="4/minute", require_tokens=True) as (client, app):
+            made = [(await app.state.services.tokens.create(name, "read", None))[1] for name in "ab"]
+
+            async def told(token: str) -> int:
+                headers = {"Authorization": f"Bearer {token}"}
+                return (await client.get("/v1/catalog/gpus?limit=1", headers=headers)).status_code
+
+            assert [await told(made[0]) for _ in range(5)] == [200, 200, 200, 200, 429]
+            assert [await told(made[1]) for _ in range(2)] == [200, 200]
+            assert [await told(f"plnr_{number}_x") for number in range(5)] == [401, 401, 401, 401, 429]
+            assert [await told(made[1]) for _ in range(3)] == [200, 200, 429]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("proxies", "peer", "statuses"),
+    [
+        ("10.1.0.0/16", "10.1.2.3", [200, 200, 429]),
+        ("127.0.0.1,::1", "10.1.2.3", [200, 429, 429]),
+    ],
+)
+def test_a_trusted_proxy_says_who_asks(tmp_path: Path, proxies: str, peer: str, statuses: list[int]) -> None:
+    async def ask() -> None:
+        async with in_process(tmp_path, rate_limit="1/minute", trusted_proxies=proxies) as (_, app):
+            services = app.state.services
+            config = configured(app, services.settings, services.metrics)
+            config.load()
+            transport = httpx.ASGITransport(app=config.loaded_app, client=(peer, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                for address, status in zip(("192.0.2.1", "192.0.2.2", "192.0.2.1"), statuses, strict=True):
+                    headers = {"X-Forwarded-For": f"203.0.113.9, {address}"}
+                    answer = await client.get("/v1/catalog/gpus?limit=1", headers=headers)
+                    assert answer.status_code == status
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("proxies", ["*", "proxy.example.org", "10.0.0.1/8"])
+def test_proxies_are_named_by_address(proxies: str) -> None:
+    with pytest.raises(ValueError, match="addresses and networks"):
+        Settings(trusted_proxies=proxies)
 
 
 @pytest.mark.parametrize(
