@@ -89,6 +89,13 @@ class ProblemError(Exception):
         self.problem = problem(code, detail, hint=hint, errors=errors)
         self.headers = dict(headers or {})
 
+    @classmethod
+    def of(cls, told: Problem) -> ProblemError:
+        """A problem that is there already, whole."""
+        error = cls("bad-request", told.detail)
+        error.problem = told
+        return error
+
 
 def problem(
     code: str,
