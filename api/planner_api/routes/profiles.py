@@ -34,9 +34,7 @@ async def profile_of(body: Situation, backend: str, served: Services) -> Profile
     used = [(identifier, record) for identifier, framework, record in records if framework == chosen]
     digest = hashlib.sha256("".join(identifier for identifier, _ in used).encode()).hexdigest()
     if digest not in _fitted:
-        found = await served.quick.run(
-            tasks.fit, [record for _, record in used], limit_s=served.settings.quick_time_limit_s
-        )
+        found = await served.quick.run(tasks.fit, dict(used), limit_s=served.settings.quick_time_limit_s)
         _fitted[digest] = _profile(found)
     return _fitted[digest]
 
