@@ -100,7 +100,7 @@ class _Run:
             if not done:
                 raise TimeLimitError(
                     f"no plan was found within {self.time_limit_s:g} s",
-                    hint="raise the time limit or pin some degrees",
+                    hint="raise --time-limit, or pin some degrees with --pin",
                 )
             return Outcome("infeasible", None, candidates=self.space.size, rejected=rejected, solved=self.solved)
         outcome = self._outcome("optimal" if done else "feasible", bound, rejected)

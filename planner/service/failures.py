@@ -43,31 +43,33 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
     }
     reasons = {name: _reasons(name, outcome.rejected) for name, outcome in outcomes.items()}
     details["reasons"] = {name: found for name, found in reasons.items() if found}
+    nearest = any(report.nearest for report in reports.values())
+    names = ", ".join(outcomes)
+    refused = f"no strategy of {names} fits" if nearest else f"the rules of {names} leave no strategy for"
     pinned = f" with {', '.join(f'{name}={value}' for name, value in request.pins.items())}" if request.pins else ""
     return InfeasibleError(
-        f"no strategy of {', '.join(outcomes)} fits {request.model.name} on {cluster.gpus} x "
-        f"{cluster.accelerator.id}{pinned}",
+        f"{refused} {request.model.name} on {cluster.gpus} x {cluster.accelerator.id}{pinned}",
         details=details,
-        hint=next(iter(changes), _without_a_change(reports.values())),
+        hint=next(iter(changes), _without_a_change(reports.values(), reasons)),
+        complete=all(report.complete for report in reports.values()),
     )
 
 
-def _without_a_change(reports: Collection[InfeasibleReport]) -> str:
+def _without_a_change(reports: Collection[InfeasibleReport], reasons: Mapping[str, Mapping[str, str]]) -> str:
     """What to do where no change is known that helps."""
+    lacking = "change what the nearest miss lacks"
     if not any(report.nearest for report in reports):
-        return RULES_FORBID_IT
-    return NOTHING_TRIED_HELPS if all(report.complete for report in reports) else TOO_LITTLE_TIME
+        # Of each framework what refuses the most.
+        first = dict.fromkeys(next(iter(sentences.values()), "") for sentences in reasons.values())
+        lacking = " ".join(["change what these rules speak of.", *filter(None, first)])
+    complete = all(report.complete for report in reports)
+    return f"{NOTHING_TRIED_HELPS}: {lacking}" if complete else f"{TOO_LITTLE_TIME}, or {lacking}"
 
 
 NOTHING_TRIED_HELPS = (
-    "no single change that was tried helps (each pin left open, another framework, more GPUs, shorter sequences): "
-    "change what the nearest miss lacks"
+    "no single change that was tried helps (each pin left open, another framework, more GPUs, shorter sequences)"
 )
-TOO_LITTLE_TIME = (
-    "the time limit ended the search for changes that help: raise --time-limit to be told one, or change what the "
-    "nearest miss lacks"
-)
-RULES_FORBID_IT = "the rules above refuse every candidate: change the model, the accelerator or the batch they speak of"
+TOO_LITTLE_TIME = "the time limit ended the search for changes that help: raise --time-limit to be told one"
 
 
 def _reasons(name: str, rejected: Mapping[str, int]) -> dict[str, str]:

@@ -45,6 +45,8 @@ __all__ = [
 
 
 TELL_EVERY_S = 0.2
+SOLVE_LIMIT = "the service's PLANNER_SOLVE_TIME_LIMIT_S (its operator can)"
+"""Of whose limit a hint speaks where the request's own is none, or longer."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,10 @@ def solve(plan: str, question: str, limit_s: float) -> Solved:
     try:
         document = service.suggest(request, _Teller())
     except (InfeasibleError, TimeLimitError) as problem:
-        found_none, told = isinstance(problem, InfeasibleError), of_planner_error(problem).model_dump_json()
-        outcome = "infeasible" if found_none else "time-limit"
-        return Solved("succeeded", outcome, problem=told, cut_at_s=limit_s if own and not found_none else None)
+        told = of_planner_error(problem, own={"/time_limit_s": SOLVE_LIMIT} if own else None).model_dump_json()
+        complete = isinstance(problem, InfeasibleError) and problem.complete
+        outcome = "infeasible" if isinstance(problem, InfeasibleError) else "time-limit"
+        return Solved("succeeded", outcome, problem=told, cut_at_s=limit_s if own and not complete else None)
     except InputError as problem:
         # What every route refuses was found before: the rules of the frameworks leave nothing of the pins.
         return Solved("succeeded", "refused", problem=of_planner_error(problem).model_dump_json())
