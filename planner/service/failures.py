@@ -57,18 +57,18 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
 
 def _without_a_change(reports: Collection[InfeasibleReport], reasons: Mapping[str, Mapping[str, str]]) -> str:
     """What to do where no change is known that helps."""
-    lacking = "change what the nearest miss lacks"
+    tried, lacking = TRIED_FOR_ROOM, "change what the nearest miss lacks"
     if not any(report.nearest for report in reports):
         # Of each framework what refuses the most.
         first = dict.fromkeys(next(iter(sentences.values()), "") for sentences in reasons.values())
-        lacking = " ".join(["change what these rules speak of.", *filter(None, first)])
+        tried, lacking = TRIED_FOR_RULES, " ".join(["change what these rules speak of.", *filter(None, first)])
     complete = all(report.complete for report in reports)
-    return f"{NOTHING_TRIED_HELPS}: {lacking}" if complete else f"{TOO_LITTLE_TIME}, or {lacking}"
+    return f"{NOTHING_TRIED_HELPS} ({tried}): {lacking}" if complete else f"{TOO_LITTLE_TIME}, or {lacking}"
 
 
-NOTHING_TRIED_HELPS = (
-    "no single change that was tried helps (each pin left open, another framework, more GPUs, shorter sequences)"
-)
+NOTHING_TRIED_HELPS = "no single change that was tried helps"
+TRIED_FOR_ROOM = "each pin left open, another framework, more GPUs, shorter sequences"
+TRIED_FOR_RULES = "each pin left open, another loss, number format, framework or size"
 TOO_LITTLE_TIME = "the time limit ended the search for changes that help: raise --time-limit to be told one"
 
 
