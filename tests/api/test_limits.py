@@ -152,21 +152,21 @@ def test_an_upgrade_is_not_taken(narrow: Running) -> None:
         assert everything(connection).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("method", ["HEAD", "PUT", "PATCH", "TRACE", "ODD"])
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "ODD"])
 def test_methods_that_are_none(api: httpx.Client, method: str) -> None:
     answer = api.request(method, "/v1/plans")
     assert answer.status_code == (400 if method == "ODD" else 405)
     assert answer.headers["content-type"] == PROBLEM
     if method != "ODD":
-        assert answer.headers["allow"] == "GET, POST"
+        assert answer.headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize(
     ("path", "methods"),
     [
         ("/v1/estimates", "POST"),
-        ("/healthz", "GET"),
-        (f"/v1/plans/{'0' * 64}", "DELETE, GET"),
+        ("/healthz", "GET, HEAD"),
+        (f"/v1/plans/{'0' * 64}", "DELETE, GET, HEAD"),
         ("/openapi.json", "GET, HEAD"),
         ("/static/page/page.css", "GET, HEAD"),
     ],
@@ -174,6 +174,22 @@ def test_methods_that_are_none(api: httpx.Client, method: str) -> None:
 def test_methods_that_are_there_are_named(api: httpx.Client, path: str, methods: str) -> None:
     answer = api.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/metrics", "/v1/plans", "/v1/catalog/gpus?limit=1", "/openapi.json", "/", "/v1/no"]
+)
+def test_a_head_is_answered_like_a_get(api: httpx.Client, path: str) -> None:
+    told, got = api.head(path), api.get(path)
+    assert (told.status_code, told.content) == (got.status_code, b"")
+    assert told.headers["content-type"] == got.headers["content-type"]
+    if path not in ("/metrics", "/v1/plans"):  # these change between two requests
+        assert told.headers.get("content-length") == got.headers.get("content-length")
+
+
+def test_a_head_where_only_posts_are_taken(api: httpx.Client) -> None:
+    told = api.head("/v1/estimates")
+    assert (told.status_code, told.content, told.headers["allow"]) == (405, b"", "POST")
 
 
 def test_rates_are_limited_by_address(tmp_path: Path) -> None:
