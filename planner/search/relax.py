@@ -7,6 +7,7 @@ Every change that is offered has been searched and a plan was found; a change th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -53,14 +54,16 @@ def explain_infeasible(
 
 
 def nearest_miss(context: CostContext, space: Space) -> NearestMiss | None:
-    """The candidate that exceeds its limit by the smallest share, with the framework's default split of the layers."""
+    """The candidate that exceeds its limit by the smallest share, with the framework's default split of the layers; of
+    those looked at until the space raised TimeLimitError."""
     best: tuple[float, NearestMiss] | None = None
-    for core in space.cores:
-        for start in range(0, len(core), CORES_AT_ONCE):
-            group = space.variants(core.take(slice(start, start + CORES_AT_ONCE)))
-            found = _nearest(context, group) if len(group) else None
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found
+    with suppress(TimeLimitError):
+        for core in space.cores:
+            for start in range(0, len(core), CORES_AT_ONCE):
+                group = space.variants(core.take(slice(start, start + CORES_AT_ONCE)))
+                found = _nearest(context, group) if len(group) else None
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = found
     return best[1] if best is not None else None
 
 

@@ -7,7 +7,7 @@ rules in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from planner.cost.evaluate import CostContext
 from planner.errors import InputError
 from planner.search.choices import Choices
 from planner.search.grid import divisors, expand, group_index
-from planner.search.legality import Legality, Refusal
+from planner.search.legality import Legality, Refusal, carry_on
 from planner.search.outcome import Pin
 from planner.search.pins import keep_pinned, read_pins, refused
 from planner.search.savers import Savers
@@ -108,15 +108,17 @@ def stage_cap(layers: int, pp: int, vpp: int) -> int:
     return -(-layers // (pp * vpp)) if vpp > 1 else layers - pp + 1
 
 
-def enumerate_space(context: CostContext, pins: Mapping[str, Pin]) -> Space:
-    """All legal candidates under the pins; InputError if a pin leaves none, with the rule that forbids it."""
-    return _Enumeration(context, read_pins(pins)).run()
+def enumerate_space(context: CostContext, pins: Mapping[str, Pin], give_up: Callable[[], None] = carry_on) -> Space:
+    """All legal candidates under the pins; InputError if a pin leaves none, with the rule that forbids it.
+
+    ``give_up`` is called every few rules, here and for variants, and raises where there is no time for more."""
+    return _Enumeration(context, read_pins(pins), give_up).run()
 
 
 class _Enumeration:
     """One walk from coarse to fine columns."""
 
-    def __init__(self, context: CostContext, pins: dict[str, Pin]) -> None:
+    def __init__(self, context: CostContext, pins: dict[str, Pin], give_up: Callable[[], None]) -> None:
         self.model, self.cluster, self.job = context.model, context.cluster, context.job
         self.backend: Backend = context.backend
         self.pins = pins
@@ -124,7 +126,7 @@ class _Enumeration:
         self.kinds = self.choices.kinds
         empty = _coarse_batch(np.zeros((0, 4), dtype=np.int64))
         rules = RuleContext(model=self.model, cluster=self.cluster, job=self.job, batch=empty, kinds=self.kinds)
-        self.legality = Legality.of(self.backend.rules, rules)
+        self.legality = Legality.of(self.backend.rules, rules, give_up)
         self.decided: set[str] = set()
         self.layouts: dict[tuple[int, int], tuple[bool, tuple[int, ...]]] = {}
 

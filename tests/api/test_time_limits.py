@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from planner.errors import InputError, TimeLimitError
+from planner.search.outcome import Outcome
+from planner.service import searching
+from planner.specs.plan import Request
 from planner_api.problems import Problem
 from planner_api.solving import tasks
 
@@ -44,3 +48,22 @@ def test_an_explanation_that_had_its_time_stays() -> None:
     assert told.details is not None
     assert any("torchtitan" in change for change in told.details["relaxations"])
     assert "fits" not in told.detail
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_what_was_not_searched_is_not_called_impossible(monkeypatch: pytest.MonkeyPatch, *, explained: bool) -> None:
+    """One framework that refuses the pins, and one that had no time: nobody knows; where only the explanation had none,
+    the answer stands without it."""
+
+    def search(request: Request, name: str, *given: Any, explain: bool, **named: Any) -> Outcome:
+        if explained and not explain:
+            return Outcome("infeasible", None, rejected={"does-not-fit": 3})
+        if name == "megatron":
+            raise InputError("tp=2 is not possible: why", where="pins.tp")
+        raise TimeLimitError("no plan was found within 1 s")
+
+    monkeypatch.setattr(searching, "_search", search)
+    body = {**NOTHING_FITS, "backend": "fsdp" if explained else "auto"}
+    found, told = solved(body, 10.0)
+    assert (found.outcome, found.cut_at_s) == ("infeasible" if explained else "time-limit", 10.0)
+    assert "PLANNER_SOLVE_TIME_LIMIT_S" in str(told.hint)
