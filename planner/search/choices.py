@@ -41,6 +41,10 @@ class Choices:
         if gpus % product or (product != gpus and all(name in self.pins for name in MESH)):
             raise self.no_mesh()
         self.experts()
+        if self.pins.get("sequence_parallel") and (
+            self.pins.get("tp") == 1 or True not in self.context.backend.sequence_parallel_choices
+        ):
+            raise self.no_sequence_parallelism()
         self._check_batch()
         self.zero_stages()
         self.recompute()
@@ -76,6 +80,11 @@ class Choices:
         if "tp" in self.pins and self.pins.get("etp", 1) not in (1, self.pins["tp"]):
             raise refused(self.pins, "etp", "it must be 1 or tp", sorted({1, int(self.pins["tp"])}))
         return degrees, len(spread) > 1
+
+    def no_sequence_parallelism(self) -> InputError:
+        """The error for a choice that no tensor-parallel degree has."""
+        allowed = sorted({False, *self.context.backend.sequence_parallel_choices})
+        return refused(self.pins, "sequence_parallel", "true needs tp > 1 and a framework that has it", allowed)
 
     def _check_batch(self) -> None:
         total, parts = self.context.job.global_batch, 1

@@ -236,8 +236,7 @@ class _Enumeration:
         if len(out) == 0 and len(batch) and "etp" in self.pins:
             raise refused(self.pins, "etp", "it must be 1 or tp", sorted({1, *(int(tp) for tp in np.unique(batch.tp))}))
         if len(out) == 0 and len(batch) and "sequence_parallel" in self.pins:
-            allowed = sorted({False, *self.backend.sequence_parallel_choices})
-            raise refused(self.pins, "sequence_parallel", "true needs tp > 1 and a framework that has it", allowed)
+            raise self.choices.no_sequence_parallelism()
         return out
 
     def _micro_batches(self, batch: StrategyBatch) -> StrategyBatch:

@@ -26,6 +26,7 @@ def test_a_pin_is_one_pin(api: httpx.Client, pins: dict[str, Any]) -> None:
         ({"pins": {"tp": 16, "pp": 2}}, "/pins"),
         ({"pins": {"etp": 2}}, "/pins/etp"),
         ({"pins": {"ep": 2}}, "/pins/ep"),
+        ({"pins": {"sequence_parallel": True, "tp": 1}}, "/pins/sequence_parallel"),
         ({"pins": {"recompute": "half"}}, "/pins/recompute"),
         ({"pins": {"micro_batch": 1000}}, "/pins/micro_batch"),
         ({"pins": {"offload": "nvme"}, "backend": "megatron"}, "/pins/offload"),
