@@ -69,14 +69,19 @@ class InputError(PlannerError):
 
 
 class InfeasibleError(PlannerError):
-    """The question is valid and no plan fits it; ``details`` holds the counted reasons and the nearest miss."""
+    """The question is valid and no plan fits it; ``details`` holds the counted reasons and the nearest miss.
+
+    ``complete`` is false where the time limit ended the search for changes that help."""
 
     code = "no-plan-fits"
     exit_code = 3
 
-    def __init__(self, message: str, *, details: dict[str, Any] | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, details: dict[str, Any] | None = None, hint: str | None = None, complete: bool = True
+    ) -> None:
         super().__init__(message, hint=hint)
         self.details = details or {}
+        self.complete = complete
 
     def to_dict(self) -> dict[str, Any]:
         document = super().to_dict()

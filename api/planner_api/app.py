@@ -18,6 +18,7 @@ from planner.version import __version__
 from planner_api import openapi
 from planner_api.guards.answers import problem_response
 from planner_api.guards.bodies import BodyGuard
+from planner_api.guards.heads import HeadGuard
 from planner_api.guards.hosts import HostGuard
 from planner_api.guards.origins import OriginGuard
 from planner_api.guards.rates import RateGuard, parsed_limit
@@ -72,6 +73,7 @@ def create_app(settings: Settings | None = None, metrics: Metrics | None = None)
         app.add_middleware(RateGuard, limit=limit)
     app.add_middleware(OriginGuard)
     app.add_middleware(HostGuard, names=settings.hosts)
+    app.add_middleware(HeadGuard)
     app.add_middleware(RequestGuard, metrics=metrics)
     return app
 
@@ -122,4 +124,5 @@ def _methods(request: Request) -> set[str]:
     # Each module's own routes: what the app makes of an included router is the framework's affair.
     known = [*request.app.routes, *(route for module in ROUTERS for route in module.router.routes)]
     routes = [route for route in known if route.matches(request.scope)[0] is not Match.NONE]
-    return {method for route in routes for method in getattr(route, "methods", None) or ()} or {"GET", "HEAD"}
+    found = {method for route in routes for method in getattr(route, "methods", None) or ()} or {"GET"}
+    return found | {"HEAD"} if "GET" in found else found

@@ -15,6 +15,8 @@ from planner.specs.base import Spec
 from planner_api.wording import in_fields, pointers_of, told_in_fields
 
 MEDIA_TYPE = "application/problem+json"
+TYPE = "urn:planner:problem:"
+TOO_LONG = f"{TYPE}took-too-long"
 MOST_FIELDS = 20
 """Fields that one problem names."""
 
@@ -89,6 +91,13 @@ class ProblemError(Exception):
         self.problem = problem(code, detail, hint=hint, errors=errors)
         self.headers = dict(headers or {})
 
+    @classmethod
+    def of(cls, told: Problem) -> ProblemError:
+        """A problem that is there already, whole."""
+        error = cls("bad-request", told.detail)
+        error.problem = told
+        return error
+
 
 def problem(
     code: str,
@@ -102,7 +111,7 @@ def problem(
     """The problem of a code of ``TITLES``."""
     status, title = TITLES[code]
     return Problem(
-        type=f"urn:planner:problem:{code}",
+        type=TYPE + code,
         title=title,
         status=status,
         detail=detail,

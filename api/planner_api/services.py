@@ -76,8 +76,8 @@ async def running(settings: Settings, metrics: Metrics) -> AsyncIterator[Service
         await database.migrate()
         plans = PlanStore(database)
         completions = Completions()
-        quick = Pool(QUICK_PROCESSES, settings.solve_memory_bytes)
-        searches = Pool(max(settings.workers, 1), settings.solve_memory_bytes)
+        quick = Pool(QUICK_PROCESSES, settings.solve_memory_bytes, "PLANNER_QUICK_TIME_LIMIT_S")
+        searches = Pool(max(settings.workers, 1), settings.solve_memory_bytes, "PLANNER_SOLVE_TIME_LIMIT_S")
         conductor = Conductor(settings, plans, searches, metrics, completions)
         queue: PlanQueue = (
             EmbeddedQueue(settings.workers, plans, conductor.conduct)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import structlog
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from planner.errors import InputError
 from planner_api.app import create_app
@@ -65,20 +66,26 @@ async def _serve(settings: Settings) -> None:
     listening = _listen(settings.host, settings.port)
     async with running(settings, metrics) as services:
         app.state.services = services
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=max(1, round(settings.header_timeout_s)),
-            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
-            lifespan="off",  # what it would do is done here, where errors can be told
-            http=guarded(settings.header_timeout_s, settings.connection_limit, metrics.refused),
-            ws="none",
-        )
+        config = configured(app, settings, metrics)
         host, port = listening.getsockname()[:2]
         log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
         await _Server(config, services).serve(sockets=[listening])
+
+
+def configured(app: FastAPI, settings: Settings, metrics: Metrics) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        forwarded_allow_ips=settings.trusted_proxies,
+        timeout_keep_alive=max(1, round(settings.header_timeout_s)),
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+        lifespan="off",  # what it would do is done here, where errors can be told
+        http=guarded(settings.header_timeout_s, settings.connection_limit, metrics.refused),
+        ws="none",
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Literal
@@ -66,7 +67,9 @@ class Settings(BaseSettings):
     connection_limit: int = Field(default=1000, ge=1, le=100_000)
     """Connections that may be open; more are answered with 503."""
     rate_limit: str = "1200/minute"
-    """Requests of one address to this process, with tokens or without; empty: no limit."""
+    """Requests of one token, or without one of one address, to this process; empty: no limit."""
+    trusted_proxies: str = "127.0.0.1,::1"
+    """Addresses and networks, with commas, whose ``X-Forwarded-For`` says who asks."""
     require_tokens: bool | None = None
     """None: everywhere but on loopback."""
     allowed_hosts: str = ""
@@ -85,6 +88,16 @@ class Settings(BaseSettings):
             raise ValueError("this is not a database URL (sqlite:///FILE or postgresql://...)") from None
         if name not in DRIVERS:
             raise ValueError("the database is neither SQLite nor PostgreSQL")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _known_addresses(cls, value: str) -> str:
+        try:
+            for address in filter(None, map(str.strip, value.split(","))):
+                ipaddress.ip_network(address)
+        except ValueError:
+            raise ValueError("this is no list of addresses and networks (10.0.0.5,10.1.0.0/16)") from None
         return value
 
     @property

@@ -74,7 +74,7 @@ _PHRASES = (
 _PLACES = {"model": "/model", "accelerator": "/cluster/gpu", "system": "/cluster/system", "pins": "/pins"}
 _PLACES |= {"precision": "/job/precision", "backend": "/backend", **dict.fromkeys(BACKENDS, "/strategy")}
 """What the library calls a thing that is wrong -> field of a body; a framework's name is where its rules are told."""
-_ROOTS = ("model.", "cluster.", "job.", "strategy.", "pins.")
+_ROOTS = ("model.", "cluster.", "job.", "strategy.", "pins.", "measured.")
 
 
 def pointers_of(where: str, files: Collection[str] = (), own: Mapping[str, str] | None = None) -> tuple[str, ...]:

@@ -157,19 +157,27 @@ def listed(as_json: o.AsJson = False, debug: o.Debug = False) -> None:
 
 @tokens.command("revoke")
 def revoke(
-    identifier: Annotated[str, typer.Argument(help="Id of the token, see `planner tokens list`.", metavar="ID")],
+    identifier: Annotated[
+        str, typer.Argument(help="Id of the token, or its name; see `planner tokens list`.", metavar="ID")
+    ],
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
     """Revoke a token: it is refused from a few seconds later on."""
-    if not asyncio.run(_with_store(settings(), "revoke", identifier)):
+    meant: list[str] = asyncio.run(_with_store(settings(), "revoke", identifier))
+    if not meant:
         raise InputError(
             "there is no such token that is valid", where="ID", got=shown(identifier), hint="see `planner tokens list`"
         )
+    if len(meant) > 1:
+        raise InputError(
+            f"{len(meant)} valid tokens have this name", where="ID", got=shown(identifier), allowed=", ".join(meant),
+            hint="give the id of the one that is meant: `planner tokens list` says when each was made",
+        )  # fmt: skip
     if as_json:
         from planner.cli import problems
 
-        problems.print_json({"revoked": identifier})
+        problems.print_json({"revoked": meant[0]})
     else:
         sys.stderr.write("revoked\n")
 

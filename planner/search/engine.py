@@ -37,7 +37,7 @@ def search(
     """The best plan of the problem's backend and up to ``top`` alternatives on other meshes.
 
     ``explain`` looks for the nearest miss and for changes that help when nothing fits (more searches, in the same
-    limit).
+    limit).  When the limit is over, the first plan is waited for a little longer.
 
     Raises InputError for pins that leave nothing, TimeLimitError when the limit ends the search before it is known
     whether there is a plan.
@@ -58,10 +58,14 @@ def feasible(problem: Problem, time_limit_s: float | None) -> bool:
     Raises InputError for pins that leave nothing, TimeLimitError when there is no time."""
     if time_limit_s is not None and time_limit_s <= 0:
         raise TimeLimitError("no time is left")
-    outcome = _Run(problem, 0, time_limit_s, None).search()
+    outcome = _Run(problem, 0, time_limit_s, None, grace_s=0.0).search()
     if outcome.interrupted:
         raise KeyboardInterrupt
     return outcome.best is not None
+
+
+GRACE_S = 3.0
+"""A search without a plan goes on so long after its limit."""
 
 
 @dataclass
@@ -72,6 +76,7 @@ class _Run:
     top: int
     time_limit_s: float | None
     progress: ProgressCallback | None
+    grace_s: float = GRACE_S
     started: float = field(default_factory=time.perf_counter)
     solved: int = 0
     unproven: int = 0
@@ -80,8 +85,8 @@ class _Run:
     def search(self) -> Outcome:
         context = self.problem.context
         self.minimise_memory = context.job.objective == "memory"
-        self.space = enumerate_space(context, self.problem.pins)
-        self.frontier = Frontier(context, self.top, self.minimise_memory, self._out_of_time)
+        self.frontier = Frontier(context, self.top, self.minimise_memory, self._out_of_time, self._give_up)
+        self.space = enumerate_space(context, self.problem.pins, self._give_up)
         interrupted = False
         try:
             self.frontier.collect(self.space)
@@ -98,10 +103,7 @@ class _Run:
         done = not interrupted and self.frontier.complete and not self.unproven and bound == float("inf")
         if not self._values():
             if not done:
-                raise TimeLimitError(
-                    f"no plan was found within {self.time_limit_s:g} s",
-                    hint="raise the time limit or pin some degrees",
-                )
+                raise self._without_a_plan()
             return Outcome("infeasible", None, candidates=self.space.size, rejected=rejected, solved=self.solved)
         outcome = self._outcome("optimal" if done else "feasible", bound, rejected)
         return replace(outcome, interrupted=interrupted)
@@ -113,6 +115,18 @@ class _Run:
     def _out_of_time(self) -> bool:
         remaining = self.remaining()
         return remaining is not None and remaining <= 0
+
+    def _give_up(self) -> None:
+        """Raise TimeLimitError when the time and the grace are over without a plan."""
+        remaining = self.remaining()
+        if remaining is not None and remaining <= -self.grace_s and not self._values():
+            raise self._without_a_plan()
+
+    def _without_a_plan(self) -> TimeLimitError:
+        return TimeLimitError(
+            f"no plan was found within {self.time_limit_s:g} s",
+            hint="raise --time-limit, or narrow the search with --backend and --pin",
+        )
 
     def _values(self) -> dict[int, float]:
         """Best value by mesh, of the meshes that have a plan."""

@@ -60,6 +60,8 @@ class Frontier:
     top: int
     minimise_memory: bool
     out_of_time: Callable[[], bool]
+    give_up: Callable[[], None]
+    """Raises where there is no time even for a first plan."""
     blocks: list[Block] = field(default_factory=list)
     mesh_best: dict[int, float] = field(default_factory=dict)
     """Best value found on each mesh."""
@@ -74,6 +76,7 @@ class Frontier:
         codes = MeshCodes(space)
         cores: list[tuple[float, int, Group, FloatArray]] = []
         for core, bound in self._core_bounds(space):
+            self.give_up()
             order = np.argsort(bound, kind="stable")
             cores.append((float(bound.min()), len(cores), core.take(order), bound[order]))
         for _, _, core, bound in sorted(cores, key=lambda item: item[:2]):
@@ -115,6 +118,7 @@ class Frontier:
         while start < len(core):
             if self.out_of_time() and self.mesh_best:
                 return False
+            self.give_up()
             rows = np.arange(start, min(start + size, len(core)))
             alive = rows[self._alive(bound[rows], mesh[rows])]
             if len(alive):

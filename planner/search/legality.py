@@ -6,7 +6,7 @@ once and not for every micro-batch.  Which columns a rule reads is observed, not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -15,6 +15,11 @@ import numpy as np
 from planner.backends.base import Rule, RuleContext
 from planner.cost.context import CostContext
 from planner.specs.batch import BoolArray, StrategyBatch
+
+
+def carry_on() -> None:
+    """There is time."""
+
 
 COLUMNS = frozenset(column.name for column in fields(StrategyBatch))
 
@@ -86,12 +91,14 @@ class Legality:
     """Its batch is replaced by the candidates at hand."""
     pending: list[tuple[Rule, frozenset[str]]]
     rejected: dict[str, int] = field(default_factory=dict)
+    give_up: Callable[[], None] = carry_on
+    """Called between two rules: raises where there is no time for more."""
     refusals: list[Refusal] = field(default_factory=list)
     """One for each rule that rejected something in the latest step that did, most rejections first."""
 
     @classmethod
-    def of(cls, rules: Iterable[Rule], context: RuleContext) -> Legality:
-        return cls(context, [(rule, columns_read(rule, context)) for rule in rules])
+    def of(cls, rules: Iterable[Rule], context: RuleContext, give_up: Callable[[], None] = carry_on) -> Legality:
+        return cls(context, [(rule, columns_read(rule, context)) for rule in rules], give_up=give_up)
 
     def filter(self, batch: StrategyBatch, decided: Iterable[str]) -> StrategyBatch:
         """The candidates that keep every rule that looks at ``decided`` columns only; each such rule is used up."""
@@ -112,6 +119,7 @@ class Legality:
         legal: BoolArray = np.ones(len(batch), dtype=np.bool_)
         found: list[tuple[int, Refusal]] = []
         for rule in rules:
+            self.give_up()
             broken = legal & ~rule.holds(context)
             count = int(broken.sum())
             if count:

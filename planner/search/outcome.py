@@ -46,7 +46,7 @@ class NearestMiss:
 class Relaxation:
     """A change of the question for which a plan exists (it was searched for and found)."""
 
-    field: Literal["pin", "backend", "gpus", "seq_len", "host_memory_gib"]
+    field: Literal["pin", "loss", "precision", "backend", "gpus", "seq_len", "host_memory_gib"]
     value: str
     """New value; for a pin the name of the pin to drop."""
     text: str

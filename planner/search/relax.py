@@ -6,7 +6,8 @@ Every change that is offered has been searched and a plan was found; a change th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -32,6 +33,7 @@ SIZES_BETWEEN = 6
 """Numbers of nodes tried between two doublings."""
 SEQUENCE_HALVINGS = 6
 MIN_SEQUENCE = 512
+USUAL_PRECISION = "bf16"
 CORES_AT_ONCE = 2_000
 
 Feasible = Callable[[Problem], bool]
@@ -45,21 +47,23 @@ def explain_infeasible(
     nearest = nearest_miss(problem.context, space)
     found: list[Relaxation] = []
     try:
-        found.extend(islice(_changes(problem, feasible), MAX_RELAXATIONS))
+        found.extend(islice(_changes(problem, feasible, by_rules=nearest is None), MAX_RELAXATIONS))
     except TimeLimitError:
         return InfeasibleReport(rejected, nearest, tuple(found), complete=False)
     return InfeasibleReport(rejected, nearest, tuple(found))
 
 
 def nearest_miss(context: CostContext, space: Space) -> NearestMiss | None:
-    """The candidate that exceeds its limit by the smallest share, with the framework's default split of the layers."""
+    """The candidate that exceeds its limit by the smallest share, with the framework's default split of the layers; of
+    those looked at until the space raised TimeLimitError."""
     best: tuple[float, NearestMiss] | None = None
-    for core in space.cores:
-        for start in range(0, len(core), CORES_AT_ONCE):
-            group = space.variants(core.take(slice(start, start + CORES_AT_ONCE)))
-            found = _nearest(context, group) if len(group) else None
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found
+    with suppress(TimeLimitError):
+        for core in space.cores:
+            for start in range(0, len(core), CORES_AT_ONCE):
+                group = space.variants(core.take(slice(start, start + CORES_AT_ONCE)))
+                found = _nearest(context, group) if len(group) else None
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = found
     return best[1] if best is not None else None
 
 
@@ -81,11 +85,18 @@ def _nearest(context: CostContext, group: Group) -> tuple[float, NearestMiss]:
     return share, NearestMiss(strategy, needed - limit, "host", needed, limit)
 
 
-def _changes(problem: Problem, feasible: Feasible) -> Iterator[Relaxation]:
-    """Changes that lead to a plan, the least intrusive kind first, at most one of each kind but pins."""
+Kind = Callable[[Problem], Iterator[tuple[Relaxation, Problem]]]
+
+
+def _changes(problem: Problem, feasible: Feasible, *, by_rules: bool) -> Iterator[Relaxation]:
+    """Changes that lead to a plan, the least intrusive kind first, at most one of each kind but pins; ``by_rules`` says
+    that rules refuse every candidate, and none is too large."""
     larger = partial(_more_gpus, feasible=feasible)
+    kinds: tuple[Kind, ...] = (_without_a_pin, _compared_backends, _more_host_memory, larger, _shorter_sequences)
+    if by_rules:
+        kinds = (_without_a_pin, _loss_left_open, _other_precision, _every_backend, larger, _shorter_sequences)
     helped = False
-    for kind in (_without_a_pin, _other_backends, _more_host_memory, larger, _shorter_sequences):
+    for kind in kinds:
         for relaxation, changed in kind(problem):
             if _has_plan(changed, feasible):
                 yield relaxation
@@ -110,10 +121,44 @@ def _without_a_pin(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
         yield Relaxation("pin", name, text), replace(problem, pins=pins)
 
 
-def _other_backends(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+def _loss_left_open(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+    """The implementation of the loss that the framework has."""
+    job = problem.context.job
+    if job.loss != "auto":
+        text = "leave the loss to the framework: a plan fits with --loss auto"
+        yield Relaxation("loss", "auto", text), _with_job(problem, loss="auto")
+
+
+def _other_precision(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+    """The format that every framework trains in."""
+    if problem.context.job.precision != USUAL_PRECISION:
+        text = f"use another number format: a plan fits with --precision {USUAL_PRECISION}"
+        yield Relaxation("precision", USUAL_PRECISION, text), _with_job(problem, precision=USUAL_PRECISION)
+
+
+def _with_job(problem: Problem, **values: object) -> Problem:
+    job = problem.context.job.model_copy(update=values)
+    return replace(problem, context=replace(problem.context, job=job))
+
+
+def _compared_backends(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+    """The frameworks that plans are compared over."""
+    from planner.backends import COMPARED
+
+    return _other_backends(problem, COMPARED)
+
+
+def _every_backend(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]:
+    """These, then those that are only used when they are asked for: what rules refuse is seen at once."""
     from planner.backends import BACKENDS, COMPARED
 
-    for name in COMPARED:
+    return _other_backends(problem, dict.fromkeys([*COMPARED, *BACKENDS]))
+
+
+def _other_backends(problem: Problem, names: Iterable[str]) -> Iterator[tuple[Relaxation, Problem]]:
+    from planner.backends import BACKENDS
+
+    for name in names:
         backend = BACKENDS[name]
         if name != problem.context.backend.name:
             text = f"use {backend.title}: a plan fits with --backend {name}"
@@ -178,6 +223,5 @@ def _shorter_sequences(problem: Problem) -> Iterator[tuple[Relaxation, Problem]]
         length = job.seq_len // 2**halving
         if length < MIN_SEQUENCE or job.seq_len % 2**halving:
             return
-        shorter = job.model_copy(update={"seq_len": length})
         text = f"use shorter sequences: a plan fits with --seq-len {length}"
-        yield Relaxation("seq_len", str(length), text), replace(problem, context=replace(problem.context, job=shorter))
+        yield Relaxation("seq_len", str(length), text), _with_job(problem, seq_len=length)

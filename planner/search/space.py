@@ -7,22 +7,22 @@ rules in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from planner.backends.base import Backend, OffloadChoice, RuleContext
+from planner.backends.base import Backend, RuleContext
 from planner.cost.evaluate import CostContext
 from planner.errors import InputError
+from planner.search.choices import Choices
 from planner.search.grid import divisors, expand, group_index
-from planner.search.legality import Legality, Refusal
+from planner.search.legality import Legality, Refusal, carry_on
 from planner.search.outcome import Pin
 from planner.search.pins import keep_pinned, read_pins, refused
 from planner.search.savers import Savers
-from planner.specs.batch import EVERY_LAYER, SCHEDULES, BoolArray, IntArray, StrategyBatch
-from planner.units import counted
+from planner.specs.batch import SCHEDULES, BoolArray, IntArray, StrategyBatch
 
 MAX_TP = 64
 """Largest tensor-parallel degree tried without a pin; wider groups leave every known fast-link domain but one."""
@@ -121,22 +121,25 @@ def stage_cap(layers: int, pp: int, vpp: int) -> int:
     return -(-layers // (pp * vpp)) if vpp > 1 else layers - pp + 1
 
 
-def enumerate_space(context: CostContext, pins: Mapping[str, Pin]) -> Space:
-    """All legal candidates under the pins; InputError if a pin leaves none, with the rule that forbids it."""
-    return _Enumeration(context, read_pins(pins)).run()
+def enumerate_space(context: CostContext, pins: Mapping[str, Pin], give_up: Callable[[], None] = carry_on) -> Space:
+    """All legal candidates under the pins; InputError if a pin leaves none, with the rule that forbids it.
+
+    ``give_up`` is called every few rules, here and for variants, and raises where there is no time for more."""
+    return _Enumeration(context, read_pins(pins), give_up).run()
 
 
 class _Enumeration:
     """One walk from coarse to fine columns."""
 
-    def __init__(self, context: CostContext, pins: dict[str, Pin]) -> None:
+    def __init__(self, context: CostContext, pins: dict[str, Pin], give_up: Callable[[], None]) -> None:
         self.model, self.cluster, self.job = context.model, context.cluster, context.job
         self.backend: Backend = context.backend
         self.pins = pins
-        self.kinds = self.backend.recompute_kinds(self.model, self.job)
+        self.choices = Choices(context, pins)
+        self.kinds = self.choices.kinds
         empty = _coarse_batch(np.zeros((0, 4), dtype=np.int64))
         rules = RuleContext(model=self.model, cluster=self.cluster, job=self.job, batch=empty, kinds=self.kinds)
-        self.legality = Legality.of(self.backend.rules, rules)
+        self.legality = Legality.of(self.backend.rules, rules, give_up)
         self.decided: set[str] = set()
         self.layouts: dict[tuple[int, int], tuple[bool, tuple[int, ...]]] = {}
 
@@ -149,7 +152,7 @@ class _Enumeration:
         cores = self._grouped(batch)
         if not cores and self.pins:
             raise self._pinned_out()
-        return Space(cores, self.legality, Savers(self.kinds, self._recompute_choices(), self._offload_choices()))
+        return Space(cores, self.legality, Savers(self.kinds, self.choices.recompute(), self.choices.offload()))
 
     def _step(self, batch: StrategyBatch, function: Any, *columns: str) -> StrategyBatch:
         batch = function(batch)
@@ -176,27 +179,12 @@ class _Enumeration:
             dtype=np.int64,
         ).reshape(-1, 4)
         if len(grid) == 0:
-            raise self._no_mesh(whole)
+            raise self.choices.no_mesh()
         self.decided |= {"tp", "cp", "pp", "dp"}
         batch = self.legality.filter(_coarse_batch(grid), self.decided)
         if len(batch) == 0 and self.pins:
             raise self._pinned_out()
         return batch
-
-    def _no_mesh(self, whole: list[int]) -> InputError:
-        names = [name for name in ("tp", "cp", "pp", "dp") if name in self.pins]
-        for name in names:
-            if self.pins[name] not in whole:
-                return refused(self.pins, name, f"it must divide the {counted(self.cluster.gpus, 'GPU')}", whole)
-        product = " * ".join(f"{name}({self.pins[name]})" for name in names)
-        value = int(np.prod([int(self.pins[name]) for name in names]))
-        return InputError(
-            f"{product} = {value}, but the cluster has {counted(self.cluster.gpus, 'GPU')}",
-            where="pins",
-            got=", ".join(f"{name}={self.pins[name]}" for name in names),
-            allowed="degrees whose product with the others is the number of GPUs",
-            hint=f"leave one of {', '.join(names)} open",
-        )
 
     def _pipeline(self, batch: StrategyBatch) -> StrategyBatch:
         seen: set[tuple[int, str]] = set()
@@ -249,15 +237,10 @@ class _Enumeration:
         return self.layouts[pp, vpp]
 
     def _experts(self, batch: StrategyBatch) -> StrategyBatch:
-        moe = self.model.moe
-        spread = divisors(moe.experts) if moe is not None and self.backend.expert_degrees else [1]
-        eps = keep_pinned(self.pins, "ep", spread)
-        if not eps:
-            why = "it must divide the experts" if len(spread) > 1 else "experts cannot be spread here"
-            raise refused(self.pins, "ep", why, spread)
+        eps, spread = self.choices.experts()
 
         def options(tp: int) -> list[tuple[int, int, bool]]:
-            etps = keep_pinned(self.pins, "etp", sorted({1, tp}) if len(spread) > 1 else [1])
+            etps = keep_pinned(self.pins, "etp", sorted({1, tp}) if spread else [1])
             parallel = self.backend.sequence_parallel_choices if tp > 1 else (False,)
             choices = keep_pinned(self.pins, "sequence_parallel", parallel)
             return [(ep, etp, choice) for ep in eps for etp in etps for choice in choices]
@@ -266,8 +249,7 @@ class _Enumeration:
         if len(out) == 0 and len(batch) and "etp" in self.pins:
             raise refused(self.pins, "etp", "it must be 1 or tp", sorted({1, *(int(tp) for tp in np.unique(batch.tp))}))
         if len(out) == 0 and len(batch) and "sequence_parallel" in self.pins:
-            allowed = sorted({False, *self.backend.sequence_parallel_choices})
-            raise refused(self.pins, "sequence_parallel", "true needs tp > 1 and a framework that has it", allowed)
+            raise self.choices.no_sequence_parallelism()
         return out
 
     def _micro_batches(self, batch: StrategyBatch) -> StrategyBatch:
@@ -285,15 +267,12 @@ class _Enumeration:
 
         out = expand(batch, ("micro_batch",), ("dp",), options)
         if len(out) == 0 and len(batch):
-            name = "micro_batch" if "micro_batch" in self.pins else "grad_accum"
-            values = sorted(seen) if name == "micro_batch" else divisors(total)
-            raise refused(self.pins, name, f"micro_batch * dp * grad_accum must be global_batch({total})", values)
+            name, values = ("micro_batch", sorted(seen)) if "micro_batch" in self.pins else ("grad_accum", None)
+            raise self.choices.no_batch(name, values)
         return out
 
     def _sharding(self, batch: StrategyBatch) -> StrategyBatch:
-        stages = keep_pinned(self.pins, "zero_stage", self.backend.zero_stages)
-        if not stages:
-            raise refused(self.pins, "zero_stage", f"{self.backend.title} has no such stage", self.backend.zero_stages)
+        stages = self.choices.zero_stages()
         seen: dict[str, set[int]] = {"shard_degree": set(), "secondary_shard_degree": set()}
 
         def options(tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:
@@ -315,32 +294,6 @@ class _Enumeration:
                 if name in self.pins and self.pins[name] not in values:
                     raise refused(self.pins, name, f"{self.backend.title} does not offer it here", sorted(values))
         return out
-
-    def _recompute_choices(self) -> tuple[tuple[int, int], ...]:
-        choices = tuple((i, 0 if kind.mode == "none" else EVERY_LAYER) for i, kind in enumerate(self.kinds))
-        if "recompute" not in self.pins:
-            return choices
-        wanted = self.pins["recompute"]
-        chosen = tuple(choices[i] for i, kind in enumerate(self.kinds) if wanted in (kind.id, kind.mode))
-        if not chosen:
-            names = dict.fromkeys([kind.mode for kind in self.kinds] + [kind.id for kind in self.kinds])
-            raise refused(self.pins, "recompute", f"{self.backend.title} does not offer it for this model", names)
-        return chosen
-
-    def _offload_choices(self) -> tuple[OffloadChoice | None, ...]:
-        possible = [
-            choice
-            for choice in self.backend.offloads
-            if self.cluster.nvme_bytes_per_s is not None or "nvme" not in (choice.device, choice.parameters)
-        ]
-        everything: list[OffloadChoice | None] = [None, *possible]
-        wanted = self.pins.get("offload")
-        chosen = tuple(c for c in everything if wanted in (None, "none" if c is None else c.device))
-        if not chosen:
-            unknown = wanted == "nvme" and any(choice.device == "nvme" for choice in self.backend.offloads)
-            why = "the cluster names no NVMe rate" if unknown else f"{self.backend.title} cannot"
-            raise refused(self.pins, "offload", why, dict.fromkeys(["none", *(choice.device for choice in possible)]))
-        return chosen
 
     def _grouped(self, batch: StrategyBatch) -> tuple[Group, ...]:
         if len(batch) == 0:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.backends import get_backend
-from planner.errors import InfeasibleError, PlannerError, TimeLimitError
+from planner.errors import InfeasibleError, TimeLimitError
 from planner.service.profiles import context_of
 from planner.specs.convert import to_strategy
 from planner.specs.plan import PlanDocument, Request
@@ -23,14 +23,17 @@ class Interrupted(Exception):  # noqa: N818 - not an error: it carries the answe
         self.document = document
 
 
-def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerError:
-    """TimeLimitError when a search was cut short, InfeasibleError with the reasons otherwise."""
-    cut = [name for name, outcome in outcomes.items() if outcome.status != "infeasible"]
-    if cut:
-        return TimeLimitError(
-            f"the time limit ended the search before a plan was found ({', '.join(cut)})",
-            hint="raise --time-limit, or narrow the search with --backend and --pin",
-        )
+def out_of_time(names: Iterable[str]) -> TimeLimitError:
+    """The error that the search (of these frameworks) was cut short, and none has a plan."""
+    searched = ", ".join(names)
+    return TimeLimitError(
+        "the time limit ended the search before a plan was found" + (f" ({searched})" if searched else ""),
+        hint="raise --time-limit, or narrow the search with --backend and --pin",
+    )
+
+
+def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> InfeasibleError:
+    """The error that nothing fits, with the reasons."""
     cluster = request.cluster
     reports = {name: outcome.infeasible for name, outcome in outcomes.items() if outcome.infeasible is not None}
     changes = _least_changes(change for report in reports.values() for change in report.relaxations)
@@ -43,31 +46,35 @@ def nothing_found(request: Request, outcomes: Mapping[str, Outcome]) -> PlannerE
     }
     reasons = {name: _reasons(name, outcome.rejected) for name, outcome in outcomes.items()}
     details["reasons"] = {name: found for name, found in reasons.items() if found}
+    nearest = any(DOES_NOT_FIT in outcome.rejected for outcome in outcomes.values())
+    names = ", ".join(outcomes)
+    refused = f"no strategy of {names} fits" if nearest else f"the rules of {names} leave no strategy for"
     pinned = f" with {', '.join(f'{name}={value}' for name, value in request.pins.items())}" if request.pins else ""
     return InfeasibleError(
-        f"no strategy of {', '.join(outcomes)} fits {request.model.name} on {cluster.gpus} x "
-        f"{cluster.accelerator.id}{pinned}",
+        f"{refused} {request.model.name} on {cluster.gpus} x {cluster.accelerator.id}{pinned}",
         details=details,
-        hint=next(iter(changes), _without_a_change(reports.values())),
+        hint=next(iter(changes), _without_a_change(reports.values(), {} if nearest else reasons)),
+        complete=all(report.complete for report in reports.values()),
     )
 
 
-def _without_a_change(reports: Collection[InfeasibleReport]) -> str:
-    """What to do where no change is known that helps."""
-    if not any(report.nearest for report in reports):
-        return RULES_FORBID_IT
-    return NOTHING_TRIED_HELPS if all(report.complete for report in reports) else TOO_LITTLE_TIME
+def _without_a_change(reports: Collection[InfeasibleReport], reasons: Mapping[str, Mapping[str, str]]) -> str:
+    """What to do where no change is known that helps; ``reasons`` where rules refuse every candidate."""
+    tried, lacking = TRIED_FOR_ROOM, "change what the nearest miss lacks"
+    if reasons:
+        # Of each framework what refuses the most.
+        first = dict.fromkeys(next(iter(sentences.values()), "") for sentences in reasons.values())
+        tried, lacking = TRIED_FOR_RULES, " ".join(["change what these rules speak of.", *filter(None, first)])
+    complete = all(report.complete for report in reports)
+    return f"{NOTHING_TRIED_HELPS} ({tried}): {lacking}" if complete else f"{TOO_LITTLE_TIME}, or {lacking}"
 
 
-NOTHING_TRIED_HELPS = (
-    "no single change that was tried helps (each pin left open, another framework, more GPUs, shorter sequences): "
-    "change what the nearest miss lacks"
-)
-TOO_LITTLE_TIME = (
-    "the time limit ended the search for changes that help: raise --time-limit to be told one, or change what the "
-    "nearest miss lacks"
-)
-RULES_FORBID_IT = "the rules above refuse every candidate: change the model, the accelerator or the batch they speak of"
+DOES_NOT_FIT = "does-not-fit"
+"""What the search counts candidates under that no rule refuses, but the memory."""
+NOTHING_TRIED_HELPS = "no single change that was tried helps"
+TRIED_FOR_ROOM = "each pin left open, another framework, more GPUs, shorter sequences"
+TRIED_FOR_RULES = "each pin left open, another loss, number format, framework or size"
+TOO_LITTLE_TIME = "the time limit ended the search for changes that help: raise --time-limit to be told one"
 
 
 def _reasons(name: str, rejected: Mapping[str, int]) -> dict[str, str]:

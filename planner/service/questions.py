@@ -1,6 +1,7 @@
 """From what a caller asks to the question that is searched: the specs, what was assumed, and the question's id.
 
-Everything that can be wrong with a request is found here, before any work is queued or done."""
+What can be wrong with a request is found here, before any work is queued or done; only that the rules of the frameworks
+leave nothing of its pins takes a search."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.backends import BACKENDS
+from planner.backends import BACKENDS, COMPARED
+from planner.errors import InputError
 from planner.service.clusters import resolve_cluster
 from planner.service.document import document_id
 from planner.service.inputs import checked_float, checked_int, one_of
@@ -17,6 +19,7 @@ from planner.service.models import resolve_model
 from planner.service.pins import parse_pins
 from planner.service.profiles import profile_assumption, profile_for
 from planner.service.requests import ClusterInput, JobInput, PinValue, PlanRequest, StatedModel
+from planner.service.searching import check_pins
 from planner.specs.plan import Assumption, Request
 from planner.specs.profile import Profile
 
@@ -75,7 +78,23 @@ def plan_question(asked: PlanRequest) -> PlanQuestion:
     if asked.time_limit_s is not None:
         checked_float(asked.time_limit_s, "--time-limit", 0, MAX_TIME_LIMIT_S, above=True)
     found = resolve(asked.model, asked.cluster, asked.job, asked.profile, asked.backend, parse_pins(asked.pins))
+    _check_price(found.request)
+    check_pins(found.request, searched(asked))
     limits: dict[str, Any] = {"top": asked.top, "time_limit_s": asked.time_limit_s}
     if asked.rule_of_thumb:
         limits["rule_of_thumb"] = True
     return PlanQuestion(found.request, found.assumptions, found.warnings, limits)
+
+
+def searched(asked: PlanRequest) -> tuple[str, ...]:
+    """The frameworks that a request is about."""
+    return COMPARED if asked.backend == "auto" else (asked.backend,)
+
+
+def _check_price(request: Request) -> None:
+    if request.job.objective == "cost" and request.cluster.usd_per_gpu_hour is None:
+        raise InputError(
+            f"no price is known for {request.cluster.accelerator.id}",
+            where="--objective cost",
+            hint="give dollars per GPU-hour with --price",
+        )

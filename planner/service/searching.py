@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
 from planner.service.clusters import with_gpus
 from planner.service.document import merged_report
-from planner.service.failures import nothing_found
+from planner.service.failures import nothing_found, out_of_time
 from planner.service.profiles import context_of
 from planner.service.requests import SearchProgress, SearchState
 from planner.service.why import why_best
@@ -31,6 +31,8 @@ MAX_NODE_COUNTS = 24
 """Cluster sizes that the cost objective tries at most."""
 LEAST_SHARE_S = 0.01
 """A search whose time is up is asked all the same: it may have a first plan at once."""
+LONGEST_OVERRUN_S = 1.0
+"""After so much more than the limit no further search is begun."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,15 @@ class _Clock:
     started: float = field(default_factory=time.monotonic)
 
     def share(self, parts: int) -> float | None:
-        """An equal share of the time that is left, for one of so many searches that are still to come."""
+        """An equal share of the time that is left, for one of so many searches that are still to come.
+
+        Raises TimeLimitError where so much more than the limit was taken that none is worth a try."""
         if self.limit_s is None:
             return None
-        return max((self.limit_s - (time.monotonic() - self.started)) / parts, LEAST_SHARE_S)
+        left = self.limit_s - (time.monotonic() - self.started)
+        if left < -LONGEST_OVERRUN_S:
+            raise out_of_time(())
+        return max(left / parts, LEAST_SHARE_S)
 
 
 @dataclass
@@ -88,7 +95,7 @@ def search_backends(
         if progress:
             progress(SearchState(name))
         try:
-            _search_one(running, request, name, top, clock.share(len(names) - position), progress)
+            _search_one(running, request, name, top, clock, len(names) - position, progress)
         except KeyboardInterrupt:
             if not any(running.plans.values()):
                 raise
@@ -101,16 +108,38 @@ def search_backends(
     return _ranked(running, request, top)
 
 
+def check_pins(request: Request, names: Sequence[str]) -> None:
+    """Raise InputError for pins that no framework can keep on these GPUs, found without a search."""
+    if not request.pins:
+        return
+    from planner.search.choices import check_choices
+
+    cluster = request.cluster
+    nodes = node_counts(cluster.nodes) if request.job.objective == "cost" else [cluster.nodes]
+    parts = [cluster if some == cluster.nodes else with_gpus(cluster, some * cluster.gpus_per_node) for some in nodes]
+    refused: dict[str, PlannerError] = {}
+    for name in names:
+        for part in parts:
+            try:
+                check_choices(context_of(request.model_copy(update={"cluster": part}), name), request.pins)
+            except InputError as problem:
+                refused.setdefault(name, problem)
+            else:
+                return
+    raise _refused_by_all(refused)
+
+
 def _search_one(
     running: _Running,
     request: Request,
     name: str,
     top: int,
-    time_limit_s: float | None,
+    clock: _Clock,
+    parts: int,
     progress: SearchProgress | None,
 ) -> None:
     try:
-        outcome = _search(request, name, top, time_limit_s, explain=False, progress=progress)
+        outcome = _search(request, name, top, clock.share(parts), explain=False, progress=progress)
     except (InputError, TimeLimitError) as problem:
         # With several backends a pin that one of them cannot express only rules out that one.
         running.refused[name] = problem
@@ -145,14 +174,28 @@ def _ranked(running: _Running, request: Request, top: int) -> Found:
 
 def _failure(running: _Running, request: Request, clock: _Clock | None) -> PlannerError:
     """The error that nothing was found; explained where there is a clock."""
-    if not running.outcomes or any(isinstance(problem, TimeLimitError) for problem in running.refused.values()):
+    cut = [name for name, problem in running.refused.items() if isinstance(problem, TimeLimitError)]
+    if cut:
+        return out_of_time(cut)
+    if not running.outcomes:
         return _refused_by_all(running.refused)
     outcomes = dict(running.outcomes)
     if clock is not None:
         # Only now that nothing fits anywhere are the nearest miss and the changes that help worth their search.
         for position, name in enumerate(running.outcomes):
-            outcomes[name] = _search(request, name, 1, clock.share(len(outcomes) - position), explain=True)
+            outcomes[name] = _explained(request, name, outcomes[name], clock, len(outcomes) - position)
     return nothing_found(request, outcomes)
+
+
+def _explained(request: Request, name: str, outcome: Outcome, clock: _Clock, parts: int) -> Outcome:
+    """The outcome of a framework without a plan, with what came nearest and what would help as far as there is time."""
+    try:
+        return _search(request, name, 1, clock.share(parts), explain=True)
+    except TimeLimitError:
+        from planner.search.outcome import InfeasibleReport
+
+        report = InfeasibleReport(outcome.rejected, None, (), complete=False)
+        return replace(outcome, infeasible=report)
 
 
 def _refused_by_all(refused: Mapping[str, PlannerError]) -> PlannerError:
@@ -238,23 +281,18 @@ def cheapest_cluster(
     """The part of the cluster, in whole nodes, with the lowest cost per token, a sentence about it, and whether Ctrl-C
     ended the comparison."""
     cluster = request.cluster
-    if cluster.usd_per_gpu_hour is None:
-        raise InputError(
-            f"no price is known for {cluster.accelerator.id}",
-            where="--objective cost",
-            hint="give dollars per GPU-hour with --price",
-        )
     clock = _Clock(time_limit_s)
     tried: list[tuple[float, Cluster]] = []
     interrupted = False
     counts = node_counts(cluster.nodes)
     for position, nodes in enumerate(counts):
         part = cluster if nodes == cluster.nodes else with_gpus(cluster, nodes * cluster.gpus_per_node)
-        asked, left = request.model_copy(update={"cluster": part}), clock.share(len(counts) - position + 1)
+        asked = request.model_copy(update={"cluster": part})
         try:
+            left = clock.share(len(counts) - position + 1)
             found = search_backends(asked, names, 1, left, progress, explain=False)
-        except (InfeasibleError, TimeLimitError):
-            continue
+        except (InfeasibleError, InputError, TimeLimitError):
+            continue  # pins may fit other parts of the cluster
         except KeyboardInterrupt:
             if not tried:
                 raise

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
-from planner.backends import BACKENDS, COMPARED
+from planner.backends import BACKENDS
 from planner.cost.estimate import estimate as cost_estimate
 from planner.errors import InputError
 from planner.service.document import make_document, strategy_id
@@ -19,7 +19,7 @@ from planner.service.fit import sentences
 from planner.service.inputs import one_of
 from planner.service.layout import check_rules, resolve_layout
 from planner.service.profiles import context_of
-from planner.service.questions import plan_question, resolve
+from planner.service.questions import plan_question, resolve, searched
 from planner.service.requests import ClusterInput, JobInput, PlanRequest, SearchProgress, StatedModel, StrategyInput
 from planner.service.rule_of_thumb import against_rule_of_thumb
 from planner.service.searching import cheapest_cluster, search_backends
@@ -37,7 +37,7 @@ def suggest(request: PlanRequest, progress: SearchProgress | None = None) -> Pla
     Raises InfeasibleError when nothing fits, TimeLimitError when the limit ends the search before anything was found,
     and Interrupted, with the document of what was found until then, on Ctrl-C.
     """
-    names = COMPARED if request.backend == "auto" else (request.backend,)
+    names = searched(request)
     question = plan_question(request)
     asked = question.request
     warnings = list(question.warnings)

@@ -16,6 +16,8 @@ import httpx
 import pytest
 
 from planner_api.guards.rates import _counted
+from planner_api.serving import configured
+from planner_api.settings import Settings
 from tests.api.conftest import Running, in_process
 from tests.api.questions import PROBLEM, SMALL, plan, problem_of
 from tests.clients.running import running_service
@@ -150,21 +152,21 @@ def test_an_upgrade_is_not_taken(narrow: Running) -> None:
         assert everything(connection).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("method", ["HEAD", "PUT", "PATCH", "TRACE", "ODD"])
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "ODD"])
 def test_methods_that_are_none(api: httpx.Client, method: str) -> None:
     answer = api.request(method, "/v1/plans")
     assert answer.status_code == (400 if method == "ODD" else 405)
     assert answer.headers["content-type"] == PROBLEM
     if method != "ODD":
-        assert answer.headers["allow"] == "GET, POST"
+        assert answer.headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize(
     ("path", "methods"),
     [
         ("/v1/estimates", "POST"),
-        ("/healthz", "GET"),
-        (f"/v1/plans/{'0' * 64}", "DELETE, GET"),
+        ("/healthz", "GET, HEAD"),
+        (f"/v1/plans/{'0' * 64}", "DELETE, GET, HEAD"),
         ("/openapi.json", "GET, HEAD"),
         ("/static/page/page.css", "GET, HEAD"),
     ],
@@ -172,6 +174,22 @@ def test_methods_that_are_none(api: httpx.Client, method: str) -> None:
 def test_methods_that_are_there_are_named(api: httpx.Client, path: str, methods: str) -> None:
     answer = api.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/metrics", "/v1/plans", "/v1/catalog/gpus?limit=1", "/openapi.json", "/", "/v1/no"]
+)
+def test_a_head_is_answered_like_a_get(api: httpx.Client, path: str) -> None:
+    told, got = api.head(path), api.get(path)
+    assert (told.status_code, told.content) == (got.status_code, b"")
+    assert told.headers["content-type"] == got.headers["content-type"]
+    if path not in ("/metrics", "/v1/plans"):  # these change between two requests
+        assert told.headers.get("content-length") == got.headers.get("content-length")
+
+
+def test_a_head_where_only_posts_are_taken(api: httpx.Client) -> None:
+    told = api.head("/v1/estimates")
+    assert (told.status_code, told.content, told.headers["allow"]) == (405, b"", "POST")
 
 
 def test_rates_are_limited_by_address(tmp_path: Path) -> None:
@@ -187,6 +205,54 @@ def test_rates_are_limited_by_address(tmp_path: Path) -> None:
             assert more.status_code == 429
 
     asyncio.run(ask())
+
+
+def test_rates_are_limited_by_token(tmp_path: Path) -> None:
+    """Tokens of one address have a share each; wrong ones and none use up the address's own."""
+
+    async def ask() -> None:
+        async with in_process(tmp_path, rate_limit="4/minute", require_tokens=True) as (client, app):
+            made = [(await app.state.services.tokens.create(name, "read", None))[1] for name in "ab"]
+
+            async def told(token: str) -> int:
+                headers = {"Authorization": f"Bearer {token}"}
+                return (await client.get("/v1/catalog/gpus?limit=1", headers=headers)).status_code
+
+            assert [await told(made[0]) for _ in range(5)] == [200, 200, 200, 200, 429]
+            assert [await told(made[1]) for _ in range(2)] == [200, 200]
+            assert [await told(f"plnr_{number}_x") for number in range(5)] == [401, 401, 401, 401, 429]
+            assert [await told(made[1]) for _ in range(3)] == [200, 200, 429]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("proxies", "peer", "statuses"),
+    [
+        ("10.1.0.0/16", "10.1.2.3", [200, 200, 429]),
+        ("127.0.0.1,::1", "10.1.2.3", [200, 429, 429]),
+    ],
+)
+def test_a_trusted_proxy_says_who_asks(tmp_path: Path, proxies: str, peer: str, statuses: list[int]) -> None:
+    async def ask() -> None:
+        async with in_process(tmp_path, rate_limit="1/minute", trusted_proxies=proxies) as (_, app):
+            services = app.state.services
+            config = configured(app, services.settings, services.metrics)
+            config.load()
+            transport = httpx.ASGITransport(app=config.loaded_app, client=(peer, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                for address, status in zip(("192.0.2.1", "192.0.2.2", "192.0.2.1"), statuses, strict=True):
+                    headers = {"X-Forwarded-For": f"203.0.113.9, {address}"}
+                    answer = await client.get("/v1/catalog/gpus?limit=1", headers=headers)
+                    assert answer.status_code == status
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("proxies", ["*", "proxy.example.org", "10.0.0.1/8"])
+def test_proxies_are_named_by_address(proxies: str) -> None:
+    with pytest.raises(ValueError, match="addresses and networks"):
+        Settings(trusted_proxies=proxies)
 
 
 @pytest.mark.parametrize(

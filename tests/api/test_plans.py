@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from planner_api.problems import FieldProblem
+from planner_api.problems import problem as made_problem
+from tests.api.conftest import in_process
 from tests.api.questions import SMALL, plan, problem_of
 
 NO_WAIT = {"Prefer": "wait=0"}
@@ -69,8 +74,42 @@ def test_a_question_without_a_plan_is_answered_with_reasons(api: httpx.Client) -
     assert told["problem"]["type"] == "urn:planner:problem:no-plan-fits"
     assert told["problem"]["details"]
     assert "--" not in str(told["problem"])
+    assert_own_problem(api, told)
+
+
+def test_a_plan_that_ended_without_a_document_tells_why(api: httpx.Client) -> None:
+    told = plan(api, {**SMALL, "backend": "fsdp", "pins": {"pp": 2}})
+    assert told["outcome"] == "refused"
+    assert_own_problem(api, told)
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome", "code"), [("succeeded", "time-limit", "time-limit"), ("failed", None, "out-of-memory")]
+)
+def test_problems_of_a_plan_stay_what_they_are(tmp_path: Path, state: str, outcome: str | None, code: str) -> None:
+    told = made_problem(code, "why", hint="what to do", errors=[FieldProblem(pointer="/pins", detail="this")])
+
+    async def ask() -> None:
+        async with in_process(tmp_path, workers=0) as (client, app):
+            plans, name = app.state.services.plans, "0" * 64
+            await plans.accept(name, "{}", 10, 1.0)
+            await plans.claim(name, "worker", 1.0)
+            assert await plans.finish(name, "worker", state, outcome=outcome, problem=told.model_dump_json())
+            for place in ("result", "artifacts"):
+                answer = await client.get(f"/v1/plans/{name}/{place}")
+                assert problem_of(answer, told.status) == {
+                    **told.model_dump(mode="json", exclude_none=True),
+                    "instance": answer.json()["instance"],
+                }
+
+    asyncio.run(ask())
+
+
+def assert_own_problem(api: httpx.Client, told: dict[str, Any]) -> None:
+    """What a plan has instead of a document is answered in its place, whole."""
     for place in ("result", "artifacts"):
-        assert problem_of(api.get(told["links"][place]), 422)["type"] == "urn:planner:problem:no-plan-fits"
+        answer = problem_of(api.get(told["links"][place]), told["problem"]["status"])
+        assert {**told["problem"], **answer, "instance": None} == told["problem"]
 
 
 def test_a_plan_is_cancelled_and_asked_for_again(api: httpx.Client) -> None:

@@ -122,10 +122,37 @@ def test_measurements_change_plans_that_ask_for_them(api: httpx.Client) -> None:
     problem_of(api.delete(f"/v1/measurements/{seen[0]}"), 404)
 
 
-def test_measurements_are_taken_all_or_none(api: httpx.Client) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "pointer"),
+    [
+        ({"hardware__gpu": "x"}, "/records/1/hardware/gpu"),
+        ({"measured__step_time_s": 1e-300}, "/records/1/measured/step_time_s"),
+        ({"measured__step_time_s": 0.5}, "/records/1/measured/step_time_s"),
+        ({"measured__step_time_s": 1e9}, "/records/1"),
+        ({"measured__peak_mem_gib": 200.0}, "/records/1/measured/peak_mem_gib"),
+        ({"model__seq_len": None}, "/records/1"),
+        ({"run__global_batch": None}, "/records/1"),
+    ],
+)
+def test_measurements_are_taken_all_or_none(api: httpx.Client, wrong: dict[str, Any], pointer: str) -> None:
+    """What no profile can be fitted to would spoil those of everybody else."""
     before = api.get("/v1/measurements").json()
-    problem_of(api.post("/v1/measurements", json={"records": [record("other/1"), record(hardware__gpu="x")]}), 422)
+    records = [record("other/1"), record("other/2", **wrong)]
+    told = problem_of(api.post("/v1/measurements", json={"records": records}), 422)
+    assert told["errors"][0]["pointer"] == pointer
+    assert told["hint"]
     assert api.get("/v1/measurements").json() == before
+
+
+def test_measurements_that_contradict_each_other_are_named_by_their_ids(api: httpx.Client) -> None:
+    """By those under which they are kept, and can be removed: their own may be the same."""
+    slow = [record("ours/1", measured__step_time_s=seconds) for seconds in (3.0, 4.5)]
+    kept = api.post("/v1/measurements", json={"records": slow}).json()["accepted"]
+    body = {"model": "8b", "cluster": {"gpu": "h100", "gpus": 16}, "backend": "megatron", "profile": "measurements"}
+    told = problem_of(api.post("/v1/plans", json=body), 422)
+    for identifier in kept:
+        assert identifier in told["detail"]
+        assert api.delete(f"/v1/measurements/{identifier}").status_code == 204
 
 
 @pytest.mark.parametrize(

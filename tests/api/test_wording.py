@@ -93,6 +93,8 @@ def test_places_become_pointers(where: str, pointers: tuple[str, ...]) -> None:
         ("plans", SMALL, {"time_limit_s": 0}, "/time_limit_s"),
         ("plans", SMALL, {"profile": {}}, "/profile/planner_version"),
         ("plans", SMALL, {"profile": "measurements", "cluster": {"gpu": "v100", "gpus": 8}}, "/profile"),
+        ("plans", SMALL, {"profile": "measurements", "cluster": {"gpus": 8}}, "/cluster/gpu"),
+        ("estimates", {}, {"model": "no", "profile": "measurements", "cluster": {"gpu": "v100", "gpus": 8}}, "/model"),
         ("plans", SMALL, {"a/b~c": 1}, "/a~1b~0c"),
         ("estimates", ESTIMATE, {"strategy": {"tp": 3}}, "/strategy/tp"),
         ("estimates", ESTIMATE, {"strategy": {"zero_stage": 3}}, "/strategy"),

@@ -223,7 +223,7 @@ def test_every_offered_change_works(cli: Cli, arguments: list[str]) -> None:
 
 def test_no_change_is_promised_when_none_helps(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """When nothing that was tried helps, the hint says that instead of guessing."""
-    monkeypatch.setattr(relax, "_changes", lambda *_: iter(()))
+    monkeypatch.setattr(relax, "_changes", lambda *_, **__: iter(()))
     arguments = ["--model", "llama-3.1-70b", "--gpus", "8", "--gpu", "a100-sxm-40gb", "--host-memory-gib", "40"]
     error = cli("suggest", *arguments, "--json").document["error"]
     assert error["details"]["nearest"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,39 @@ def test_commands_exist(command: str) -> None:
         assert not word.startswith("--") or word in done.stdout
 
 
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command in this process with a database of its own; what it prints, and its error where it fails."""
+    from planner.cli.main import run
+
+    monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/plans.db")
+
+    def call(*words: str, code: int = 0) -> str:
+        assert run(words) == code
+        told = capsys.readouterr()
+        return told.err if code else told.out
+
+    return call
+
+
+def test_commands_about_tokens(cli: Callable[..., str]) -> None:
+    """In the order of the document they work, and the last one leaves no valid token."""
+    for line in next(block for block in BLOCKS if "planner tokens revoke" in block).splitlines():
+        cli(*shlex.split(line, comments=True)[1:])
+    assert [row["state"] for row in json.loads(cli("tokens", "list", "--json"))] == ["revoked"]
+
+
+def test_a_name_that_several_tokens_have(cli: Callable[..., str]) -> None:
+    """Nothing is revoked, and their ids are told; with an id it is that one; of the rest the name is enough."""
+    first, second = (json.loads(cli("tokens", "create", "ci", "--json"))["id"] for _ in range(2))
+    told = cli("tokens", "revoke", "ci", code=2)
+    assert first in told
+    assert second in told
+    assert json.loads(cli("tokens", "revoke", first, "--json")) == {"revoked": first}
+    assert json.loads(cli("tokens", "revoke", "ci", "--json")) == {"revoked": second}
+    assert "no such token" in cli("tokens", "revoke", "ci", code=2)
+
+
 def test_scopes() -> None:
     """The scopes of the document are those that tokens have, from the narrowest."""
     from planner_api.storage.tokens import SCOPES
@@ -88,6 +123,7 @@ def test_metrics_and_paths() -> None:
 
     metrics = Metrics()
     metrics.planned("plan", 1.0)
+    metrics.refused("too-many")
     exposed = metrics.text({"queued": 1})
     for name, _ in table("Monitoring"):
         series, _, label = name.strip("`").partition("{")

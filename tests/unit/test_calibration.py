@@ -9,7 +9,8 @@ import pytest
 from planner.accuracy.comparison.report import scored
 from planner.accuracy.fits.calibration import KNOBS, calibrate
 from planner.accuracy.fits.transfer import SETS, transfer
-from planner.accuracy.runs.records import Records, public_records
+from planner.accuracy.fits.usable import check_usable
+from planner.accuracy.runs.records import Records, public_records, public_runs
 from planner.cost.constants import Constants
 from planner.errors import InputError
 from planner.specs.measurement import MeasuredRun
@@ -216,3 +217,22 @@ def test_one_run_of_an_unseen_framework(name: str) -> None:
     found = transfer(name, public_records().runs)
     assert found.runs >= 6
     assert found.after < 0.67 * found.before
+
+
+def test_no_published_run_is_called_impossible() -> None:
+    """The limits that physics sets leave every source alone, and refuse what is a little beyond them."""
+    found = set()
+    for run in public_runs()[::40]:
+        try:
+            check_usable(run)
+        except InputError as problem:
+            found.add(problem.where)
+    assert not found & {"measured.step_time_s", "measured.peak_mem_gib"}
+    for field, run in {
+        "measured.step_time_s": measured_run(measured__step_time_s=0.6),
+        "measured.peak_mem_gib": measured_run(measured__peak_mem_gib=90.0),
+    }.items():
+        with pytest.raises(InputError) as refused:
+            check_usable(run)
+        assert refused.value.where == field
+        assert refused.value.hint

@@ -14,7 +14,7 @@ import pytest
 from planner.backends import BACKENDS, get_backend
 from planner.cost.evaluate import CostContext, evaluate
 from planner.errors import InputError, TimeLimitError
-from planner.search.engine import Problem, search
+from planner.search.engine import GRACE_S, Problem, feasible, search
 from planner.search.exhaustive import compositions, every_strategy
 from planner.search.explain import explain
 from planner.search.incumbent import Incumbents
@@ -286,6 +286,27 @@ def test_time_limit_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TimeLimitError):
         search(question(), time_limit_s=0.0)
     assert search(question(), time_limit_s=60.0).best is not None
+
+
+def test_a_first_plan_is_waited_for_a_little_only() -> None:
+    """Long after the limit a search ends wherever it is; a question about a changed question waits for nothing."""
+    assert search(question(), time_limit_s=0.0).best is not None
+    with pytest.raises(TimeLimitError):
+        search(question(), time_limit_s=-GRACE_S)
+    with pytest.raises(TimeLimitError):
+        feasible(question(), 1e-9)
+
+
+def test_enumeration_looks_at_the_clock() -> None:
+    """Also while candidates are only counted."""
+    calls = iter(range(5))
+
+    def give_up() -> None:
+        if next(calls, None) is None:
+            raise TimeLimitError("no time is left")
+
+    with pytest.raises(TimeLimitError):
+        enumerate_space(question().context, {}, give_up)
 
 
 def test_infeasible_however_little_time() -> None:

@@ -217,7 +217,7 @@ class PlannerClient:
             raise error_of({**problem, "code": InfeasibleError.code}, 200, self.url)
         if state.get("outcome") == TimeLimitError.code:
             raise error_of({**problem, "code": TimeLimitError.code}, 200, self.url)
-        if state["state"] == "failed":
+        if state["state"] == "failed" or state.get("outcome") == "refused":
             status = problem.get("status")
             raise error_of(problem, status if isinstance(status, int) else 500, self.url)
         result = state.get("result")

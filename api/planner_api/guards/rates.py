@@ -1,4 +1,4 @@
-"""At most so many requests of one address in a time; probes are free."""
+"""At most so many requests of one token, or without a valid one of one address, in a time; probes are free."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import time
 from limits import RateLimitItem, parse
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import MovingWindowRateLimiter
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from planner.errors import InputError
 from planner.specs.problems import shown
 from planner_api.guards.answers import problem_response
+from planner_api.guards.tokens import Gate
 from planner_api.problems import problem
+from planner_api.storage.failures import FAILURES
 
 IPV6_NETWORK_BITS = 64
 """Of an address, how much names the network that one customer is given at least."""
@@ -32,14 +35,26 @@ class RateGuard:
         if scope["type"] != "http" or scope["path"] in FREE:
             await self.app(scope, receive, send)
             return
-        client = _counted((scope.get("client") or ("unknown", 0))[0])
-        if await self.window.hit(self.limit, client):
+        address = _counted((scope.get("client") or ("unknown", 0))[0])
+        token = await self._token(Request(scope), address)
+        kind, name = ("address", address) if token is None else ("token", token)
+        if await self.window.hit(self.limit, kind, name):
             await self.app(scope, receive, send)
             return
-        left = await self.window.get_window_stats(self.limit, client)
+        left = await self.window.get_window_stats(self.limit, kind, name)
         wait = max(1, math.ceil(left.reset_time - time.time()))
-        told = problem("too-many-requests", f"more than {self.limit} from one address")
+        told = problem("too-many-requests", f"more than {self.limit} from one {kind}", hint=f"ask again in {wait} s")
         await problem_response(told, {"Retry-After": str(wait)})(scope, receive, send)
+
+    async def _token(self, request: Request, address: str) -> str | None:
+        """Id of the valid token that is sent; an address that has used up its own requests may not have more tokens
+        looked up."""
+        gate: Gate = request.app.state.services.gate
+        looked_up = await self.window.test(self.limit, "address", address)
+        try:
+            return await gate.token_id(request, look_up=looked_up)
+        except FAILURES:
+            return None  # the route will say it
 
 
 def _counted(address: str) -> str:

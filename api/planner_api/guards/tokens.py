@@ -52,6 +52,15 @@ class Gate:
             )
         return Caller(token.id, token.scope)
 
+    async def token_id(self, request: Request, *, look_up: bool) -> str | None:
+        """Id of the valid token that is sent, None where there is none or none is needed; one that is not remembered
+        is looked up only where that is allowed."""
+        text = _bearer(request) if self._required else None
+        if text is None or not (look_up or text in self._known):
+            return None
+        token = await self._find(text)
+        return token.id if token is not None and token.valid else None
+
     async def _token(self, request: Request) -> Token:
         text = _bearer(request)
         if text is None:
@@ -61,11 +70,17 @@ class Gate:
                 hint="send `Authorization: Bearer TOKEN`; `planner tokens create` makes one",
                 headers=_CHALLENGE,
             )
-        token = self._known.get(text) or await self._store.find(text)
+        token = await self._find(text)
         if token is None or not token.valid:
             why = "is not known" if token is None else "was revoked" if token.revoked_at else "has expired"
             raise ProblemError("no-token", f"the token {why}", hint="ask for a new one", headers=_CHALLENGE)
-        self._known[text] = token
+        return token
+
+    async def _find(self, text: str) -> Token | None:
+        """The token of this text; valid ones are remembered."""
+        token = self._known.get(text) or await self._store.find(text)
+        if token is not None and token.valid:
+            self._known[text] = token
         return token
 
 

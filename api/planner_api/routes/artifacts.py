@@ -126,7 +126,7 @@ async def files_of(plan: str, rank: int, launcher: str, served: Services) -> dic
     alone(PlanDocument.model_validate_json(text), rank)
     files = await served.quick.run(tasks.render, text, rank, launcher, limit_s=served.settings.quick_time_limit_s)
     if isinstance(files, Problem):
-        raise ProblemError("bad-input", files.detail, hint=files.hint)
+        raise ProblemError.of(files)
     served.rendered[plan, rank, launcher] = dict(files)
     return dict(files)
 

@@ -55,7 +55,7 @@ async def read_body(request: Request, model: type[Body]) -> Body:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         told = of_validation(errors, None if errors[0]["type"] == "json_invalid" else from_json(content))
-        raise ProblemError("bad-input", told.detail, hint=told.hint, errors=told.errors) from None
+        raise ProblemError.of(told) from None
 
 
 def cursor(created: float, identifier: str) -> str:

@@ -69,14 +69,13 @@ def no_plan() -> ProblemError:
 
 
 async def document_of(row: PlanRow, served: Services) -> str:
-    """The plan document; ProblemError 409 while there is none, 422 where nothing fits."""
+    """The plan document; ProblemError 409 while there is none, the plan's own problem where it ended without one."""
     if row.outcome == "plan":
         text = await served.plans.result(row.id)
         if text is not None:
             return text
     if row.problem is not None:
-        told = Problem.model_validate_json(row.problem)
-        raise ProblemError("no-plan-fits" if row.outcome else "conflict", told.detail, hint=told.hint)
+        raise ProblemError.of(Problem.model_validate_json(row.problem))
     if row.state == "cancelled":
         raise ProblemError("conflict", "the plan was cancelled", hint="ask again with POST /v1/plans")
     raise ProblemError(

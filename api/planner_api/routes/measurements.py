@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
@@ -20,8 +20,12 @@ from planner_api.problems import FieldProblem, ProblemError, of_validation
 from planner_api.routes.dependencies import Admin, After, Asker, Limit, Reader, Served, cursor, read_body, read_cursor
 from planner_api.schemas.answers import MeasurementList, MeasurementsTaken
 from planner_api.schemas.questions import MeasurementsBody
+from planner_api.services import Services
+from planner_api.solving import tasks
 
 router = APIRouter(prefix="/v1/measurements", tags=["measurements"])
+CHECKED_AT_ONCE = 25
+"""Records of one call of a quick process: each takes up to a tenth of a second."""
 _HINT = "`planner validate` writes records of this form"
 Identifier = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Id of a record.")]
 
@@ -37,6 +41,7 @@ async def create(request: Request, served: Served, _: Asker) -> Response:
     """Keep measured runs; all or none."""
     given = await read_body(request, MeasurementsBody)
     rows = [_checked(record, f"/records/{number}") for number, record in enumerate(given.records)]
+    await _check_usable([record for *_, record in rows], served)
     accepted: list[str] = []
     known: list[str] = []
     for identifier, accelerator, framework, record in rows:
@@ -66,6 +71,19 @@ def _checked(record: Mapping[str, object], place: str) -> tuple[str, str, str, s
     raise ProblemError("bad-input", problem.detail, errors=[problem], hint=_HINT)
 
 
+async def _check_usable(records: Sequence[str], served: Services) -> None:
+    """One record that nothing can be fitted to would spoil the profile of everybody else's."""
+    for start in range(0, len(records), CHECKED_AT_ONCE):
+        part = records[start : start + CHECKED_AT_ONCE]
+        found = await served.quick.run(tasks.unusable, part, limit_s=served.settings.quick_time_limit_s)
+        if found is not None:
+            number, told = found
+            place = f"/records/{start + number}"
+            errors = [FieldProblem(pointer=place + error.pointer, detail=error.detail) for error in told.errors]
+            told_here = errors or [FieldProblem(pointer=place, detail=told.detail)]
+            raise ProblemError.of(told.model_copy(update={"errors": tuple(told_here)}))
+
+
 @router.get(
     "",
     response_model=None,
@@ -87,5 +105,7 @@ async def listed(served: Served, _: Reader, limit: Limit = 50, after: After = No
 async def remove(record: Identifier, served: Served, _: Admin) -> Response:
     """Remove a record, for example one of a run that was disturbed."""
     if not await served.measurements.remove(record):
-        raise ProblemError("not-found", "there is no such record")
+        raise ProblemError(
+            "not-found", "there is no such record", hint="GET /v1/measurements lists them with their ids"
+        )
     return Response(status_code=204)

@@ -180,7 +180,7 @@ async def look(plan: PlanId, request: Request, served: Served, _: Reader) -> Res
     },
 )
 async def result(plan: PlanId, request: Request, served: Served, _: Reader) -> Response:
-    """The plan document alone: 409 while it is being made, 422 where nothing fits."""
+    """The plan document alone: 409 while it is being made, the plan's problem where it ended without one."""
     row = await known_plan(plan, served)
     text = await document_of(row, served)
     etag = etag_of(plan, "result", hashlib.sha256(text.encode()).hexdigest())

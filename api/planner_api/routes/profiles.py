@@ -7,8 +7,7 @@ from collections import Counter
 
 from cachetools import LRUCache
 
-from planner.catalog import load_accelerator, load_system
-from planner.specs.cluster_file import ClusterFile
+from planner.service.questions import resolve
 from planner.specs.profile import Profile
 from planner_api.problems import FieldProblem, Problem, ProblemError
 from planner_api.schemas.questions import Situation
@@ -23,7 +22,9 @@ async def profile_of(body: Situation, backend: str, served: Services) -> Profile
     """The profile, or None where none is asked for; ProblemError where there is nothing to fit one to."""
     if body.profile != "measurements":
         return body.profile
-    accelerator = accelerator_of(body.cluster)
+    # What is wrong with the question is told before what is missing for its profile.
+    question = resolve(body.stated_model(), body.machines(), body.job.asked(), None, backend, {})
+    accelerator = question.request.cluster.accelerator.id
     records = await served.measurements.of(accelerator)
     frameworks = Counter(framework for _, framework, _ in records)
     if not frameworks:
@@ -34,9 +35,7 @@ async def profile_of(body: Situation, backend: str, served: Services) -> Profile
     used = [(identifier, record) for identifier, framework, record in records if framework == chosen]
     digest = hashlib.sha256("".join(identifier for identifier, _ in used).encode()).hexdigest()
     if digest not in _fitted:
-        found = await served.quick.run(
-            tasks.fit, [record for _, record in used], limit_s=served.settings.quick_time_limit_s
-        )
+        found = await served.quick.run(tasks.fit, dict(used), limit_s=served.settings.quick_time_limit_s)
         _fitted[digest] = _profile(found)
     return _fitted[digest]
 
@@ -46,13 +45,6 @@ def _profile(found: str | Problem) -> Profile:
         told = FieldProblem(pointer="/profile", detail=found.detail)
         raise ProblemError("bad-input", found.detail, errors=[told], hint=found.hint)
     return Profile.model_validate_json(found)
-
-
-def accelerator_of(cluster: ClusterFile) -> str:
-    """Catalogue id of the accelerator that a cluster means; InputError where it names none."""
-    if cluster.gpu is None and cluster.system is not None:
-        return load_system(cluster.system).accelerator
-    return load_accelerator(cluster.gpu or "").id
 
 
 def profile_text(profile: Profile | None) -> str | None:

@@ -11,7 +11,7 @@ from planner.specs.plan import PlanDocument
 from planner_api.problems import Problem
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-Outcome = Literal["plan", "infeasible", "time-limit"]
+Outcome = Literal["plan", "infeasible", "refused", "time-limit"]
 
 
 class PlanProgress(Spec):
@@ -34,7 +34,8 @@ class PlanLinks(Spec):
 class PlanJob(Spec):
     """A plan that was asked for.
 
-    ``outcome`` is there when ``state`` is ``succeeded``; that nothing fits is one, too, and ``problem`` says why."""
+    ``outcome`` is there when ``state`` is ``succeeded``: a plan, or ``problem`` says why there is none (nothing fits,
+    the rules of every framework refuse the pins, the time was up)."""
 
     id: str = Field(pattern="^[0-9a-f]{64}$")
     state: State

@@ -13,10 +13,10 @@ from typing import TypeVar
 import structlog
 
 from planner_api.metrics import Metrics
-from planner_api.problems import ProblemError
+from planner_api.problems import TOO_LONG, ProblemError, problem
 from planner_api.settings import Settings
 from planner_api.solving.pool import LostError, Pool
-from planner_api.solving.tasks import Solved, solve
+from planner_api.solving.tasks import SOLVE_LIMIT, Solved, solve
 from planner_api.storage.failures import AWAY, reason
 from planner_api.storage.plans import PlanStore
 
@@ -145,6 +145,8 @@ class Conductor:
         except LostError as lost:
             return lost
         except ProblemError as failure:
+            if failure.problem.type == TOO_LONG:
+                return _out_of_time(limit_s)
             return Solved("failed", None, problem=failure.problem.model_dump_json())
         finally:
             work.cancel()
@@ -157,6 +159,16 @@ class Conductor:
         except AWAY as problem:
             log.warning("database does not answer", plan=plan, error=reason(problem))
             return True
+
+
+def _out_of_time(limit_s: float) -> Solved:
+    """Of a search that did not end by itself; under a larger limit it is tried again."""
+    told = problem(
+        "time-limit",
+        f"the search was ended, for it went on {KILL_AFTER_S:g} s after its limit of {limit_s:g} s",
+        hint=f"narrow the search with backend and pins, or raise {SOLVE_LIMIT}",
+    )
+    return Solved("succeeded", "time-limit", problem=told.model_dump_json(), cut_at_s=limit_s)
 
 
 async def _persist(change: Callable[..., Awaitable[Answer]], *arguments: object, **values: object) -> Answer:

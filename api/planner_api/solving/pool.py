@@ -33,8 +33,9 @@ def _nobody(_: str) -> None:
 class Pool:
     """Some processes that take one function call each at a time."""
 
-    def __init__(self, processes: int, memory_bytes: int) -> None:
-        self._processes, self._memory_bytes = processes, memory_bytes
+    def __init__(self, processes: int, memory_bytes: int, limit_name: str) -> None:
+        """``limit_name`` is the setting that limits the time of its calls."""
+        self._processes, self._memory_bytes, self._limit_name = processes, memory_bytes, limit_name
         # A thread for each waits for its answer; the event loop never does.
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="pool")
         self._free = asyncio.Semaphore(processes)
@@ -71,7 +72,9 @@ class Pool:
                     return await asyncio.shield(work)
             except TimeoutError:
                 raise ProblemError(
-                    "took-too-long", f"the work was ended after {limit_s:g} s", hint="ask for less, or raise the limit"
+                    "took-too-long",
+                    f"the work was ended after {limit_s:g} s",
+                    hint=f"ask for less; the limit is the service's {self._limit_name}, which its operator can raise",
                 ) from None
             finally:
                 # Also of a caller who was cancelled.  The thread is free a moment later.

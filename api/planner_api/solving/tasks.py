@@ -15,22 +15,38 @@ import planner.search.engine
 import planner.search.model
 from planner import service
 from planner.accuracy.fits.calibration import calibrate
-from planner.accuracy.runs.records import parse_records
-from planner.errors import InfeasibleError, PlannerError, TimeLimitError
+from planner.accuracy.fits.usable import check_usable
+from planner.accuracy.runs.records import Records
+from planner.errors import InfeasibleError, InputError, PlannerError, TimeLimitError
 from planner.report.html import html_report, plan_section
 from planner.report.markdown import markdown_report
 from planner.service.document import ranked, read_plan
 from planner.service.requests import SearchState
+from planner.specs.measurement import MeasuredRun
 from planner.specs.profile import Profile
 from planner_api.problems import Problem, of_planner_error
 from planner_api.schemas.questions import CheckBody, EstimateBody, PlanBody
 from planner_api.solving.processes import telling
 from planner_api.wording import ABOUT_MACHINES_AND_JOB, in_fields
 
-__all__ = ["REPORTS", "Solved", "check", "estimate", "fit", "planner", "render", "report", "section", "solve"]
+__all__ = [
+    "REPORTS",
+    "Solved",
+    "check",
+    "estimate",
+    "fit",
+    "planner",
+    "render",
+    "report",
+    "section",
+    "solve",
+    "unusable",
+]
 
 
 TELL_EVERY_S = 0.2
+SOLVE_LIMIT = "the service's PLANNER_SOLVE_TIME_LIMIT_S (its operator can)"
+"""Of whose limit a hint speaks where the request's own is none, or longer."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +73,13 @@ def solve(plan: str, question: str, limit_s: float) -> Solved:
     try:
         document = service.suggest(request, _Teller())
     except (InfeasibleError, TimeLimitError) as problem:
-        found_none, told = isinstance(problem, InfeasibleError), of_planner_error(problem).model_dump_json()
-        outcome = "infeasible" if found_none else "time-limit"
-        return Solved("succeeded", outcome, problem=told, cut_at_s=limit_s if own and not found_none else None)
+        told = of_planner_error(problem, own={"/time_limit_s": SOLVE_LIMIT} if own else None).model_dump_json()
+        complete = isinstance(problem, InfeasibleError) and problem.complete
+        outcome = "infeasible" if isinstance(problem, InfeasibleError) else "time-limit"
+        return Solved("succeeded", outcome, problem=told, cut_at_s=limit_s if own and not complete else None)
+    except InputError as problem:
+        # What every route refuses was found before: the rules of the frameworks leave nothing of the pins.
+        return Solved("succeeded", "refused", problem=of_planner_error(problem).model_dump_json())
     except PlannerError as problem:
         return Solved("failed", None, problem=of_planner_error(problem).model_dump_json())
     # The id is that of the question as it was asked: the service's own limit is no part of it.
@@ -144,9 +164,21 @@ def report(document: str, form: str, rank: int = 1) -> str:
     return REPORTS[form](ranked(read_plan(document, "plan"), rank))
 
 
-def fit(records: Sequence[str]) -> str | Problem:
-    """The machine profile that measured runs support, as JSON."""
+def unusable(records: Sequence[str]) -> tuple[int, Problem] | None:
+    """The first measured run that nothing can be fitted to, as its place among the records, and why."""
+    for number, record in enumerate(records):
+        try:
+            check_usable(MeasuredRun.model_validate_json(record))
+        except InputError as problem:
+            return number, of_planner_error(problem)
+    return None
+
+
+def fit(records: Mapping[str, str]) -> str | Problem:
+    """The machine profile that measured runs support, as JSON; ``records`` by the ids under which they are kept, by
+    which the answer calls them: their own may be given twice."""
+    runs = [MeasuredRun.model_validate_json(record).model_copy(update={"id": name}) for name, record in records.items()]
     try:
-        return calibrate(parse_records(records)).profile.model_dump_json()
+        return calibrate(Records(runs)).profile.model_dump_json()
     except PlannerError as problem:
         return of_planner_error(problem)

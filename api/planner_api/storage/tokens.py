@@ -78,12 +78,19 @@ class TokenStore:
         async with self._database.begin() as db:
             return [_token(row) for row in (await db.execute(select(tokens).order_by(tokens.c.created_at))).all()]
 
-    async def revoke(self, identifier: str) -> bool:
-        """False where there is no such token, or it was revoked before."""
-        known = (tokens.c.id == identifier) & tokens.c.revoked_at.is_(None)
+    async def revoke(self, named: str) -> list[str]:
+        """Revoke the token of this id, else the valid one of this name; the ids that are meant.
+
+        Nothing is revoked where there are none, or several: names may be given twice."""
         async with self._database.begin() as db:
-            done = await db.execute(update(tokens).where(known).values(revoked_at=time.time()))
-        return bool(done.rowcount == 1)
+            kept = select(tokens).where(tokens.c.revoked_at.is_(None))
+            found = list((await db.execute(kept.where(tokens.c.id == named))).scalars())
+            if not found:
+                rows = (await db.execute(kept.where(tokens.c.name == named).order_by(tokens.c.created_at))).all()
+                found = [row.id for row in rows if _token(row).valid]
+            if len(found) == 1:
+                await db.execute(update(tokens).where(tokens.c.id == found[0]).values(revoked_at=time.time()))
+        return found
 
 
 def _digest(secret: str) -> str:

@@ -97,7 +97,7 @@ MEMORY = Knob("memory", "peak memory of a rank, before context and buffers", 1, 
 
 def calibrate(records: Records) -> Calibration:
     """The profile that the runs support; raises InputError where they are too few or contradict each other."""
-    cases, reasons = _usable(records.runs)
+    cases, reasons = priceable(records.runs)
     timed = [case for case in cases if case.timed and case.run.measured.step_time_s is not None]
     if not timed:
         raise _too_little(records, reasons)
@@ -138,7 +138,17 @@ def calibrate(records: Records) -> Calibration:
     )
 
 
-def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Case], dict[str, str]]:
+def check_alone(case: Case) -> None:
+    """Raise InputError where a fit to this run alone asks for an implausible factor."""
+    if case.run.measured.step_time_s is not None:
+        times, knobs = _fit_times([case], 1)
+        for index, knob in enumerate(knobs):
+            _factor(knob, times, index)
+    if case.run.measured.peak_mem_gib is not None and (memory := _fit_memory([case])) is not None:
+        _factor(MEMORY, memory, 0)
+
+
+def priceable(runs: Sequence[MeasuredRun]) -> tuple[list[Case], dict[str, str]]:
     """Runs that can be priced and state something to fit to, and by id why the others are left out."""
     cases, skipped = cases_of(runs)
     reasons = {prediction.id: prediction.skipped or "" for prediction in (*skipped, *predict(cases))}
