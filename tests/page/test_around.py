@@ -271,11 +271,12 @@ def test_each_plan_of_an_answer_has_a_page(tmp_path: Path) -> None:
             assert answer.status_code == 422
             assert "the document has 2 plans" in answer.text
         # What fails each time is not offered again; what would help is.
-        wrong = {**body, "pins": {"tp": 7}}
-        failed = (await client.post("/v1/plans", json=wrong, headers={"Prefer": "wait=60"})).json()
-        html = (await client.get(f"/plans/{failed['id']}")).text
+        wrong = {**body, "pins": {"vpp": 5}}
+        refused = (await client.post("/v1/plans", json=wrong, headers={"Prefer": "wait=60"})).json()
+        assert refused["outcome"] == "refused"
+        html = (await client.get(f"/plans/{refused['id']}")).text
         assert "Ask again" not in html
-        assert '<a href="/?model=1b&amp;gpu=h100&amp;gpus=8&amp;backend=megatron">leave tp open</a>' in html
+        assert '<a href="/?model=1b&amp;gpu=h100&amp;gpus=8&amp;backend=megatron">leave vpp open</a>' in html
 
     within(tmp_path, check, workers=1)
 
