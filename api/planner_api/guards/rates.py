@@ -38,7 +38,11 @@ class RateGuard:
             return
         left = await self.window.get_window_stats(self.limit, client)
         wait = max(1, math.ceil(left.reset_time - time.time()))
-        told = problem("too-many-requests", f"more than {self.limit} from one address")
+        told = problem(
+            "too-many-requests",
+            f"more than {self.limit} from one address",
+            hint="wait for the seconds of Retry-After; `Prefer: wait` asks less often",
+        )
         await problem_response(told, {"Retry-After": str(wait)})(scope, receive, send)
 
 

@@ -82,7 +82,7 @@ async def shown(row: PlanRow, asked: Form, base: str | None, served: Services, a
         html = filled("page/progress.html.j2", {"job": job(row), "address": address, "title": title})
         return Answer(200, html, title, f"{LOOK_AGAIN_S}; url={address}")
     if row.outcome != "plan":
-        told = job(row).problem or made_problem("conflict", f"the plan was {row.state}")
+        told = job(row).problem or made_problem("conflict", f"the plan was {row.state}", hint="ask again")
         again = "" if row.outcome else asked.address()
         answer = wrong(told, asked, infeasible=row.outcome is not None, again=again)
         return replace(answer, status=200) if row.state != "failed" else answer

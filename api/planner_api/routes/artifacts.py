@@ -123,7 +123,7 @@ async def files_of(plan: str, rank: int, launcher: str, served: Services) -> dic
     ranked = 1 + len(PlanDocument.model_validate_json(text).alternatives)
     if rank > ranked:
         told = FieldProblem(pointer="rank", detail=f"the document has {ranked} plans")
-        raise ProblemError("bad-input", told.detail, errors=[told])
+        raise ProblemError("bad-input", told.detail, errors=[told], hint=f"give a rank from 1 to {ranked}")
     files = await served.quick.run(tasks.render, text, rank, launcher, limit_s=served.settings.quick_time_limit_s)
     if isinstance(files, Problem):
         raise ProblemError("bad-input", files.detail, hint=files.hint)

@@ -87,5 +87,5 @@ async def listed(served: Served, _: Reader, limit: Limit = 50, after: After = No
 async def remove(record: Identifier, served: Served, _: Admin) -> Response:
     """Remove a record, for example one of a run that was disturbed."""
     if not await served.measurements.remove(record):
-        raise ProblemError("not-found", "there is no such record")
+        raise ProblemError("not-found", "there is no such record", hint="GET /v1/measurements lists the ids")
     return Response(status_code=204)
