@@ -7,7 +7,7 @@ rules in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from planner.search.outcome import Pin
 from planner.search.pins import keep_pinned, read_pins, refused
 from planner.search.savers import Savers
 from planner.specs.batch import EVERY_LAYER, SCHEDULES, BoolArray, IntArray, StrategyBatch
+from planner.specs.problems import named_in
 from planner.units import counted
 
 MAX_TP = 64
@@ -179,7 +180,7 @@ class _Enumeration:
         value = int(np.prod([int(self.pins[name]) for name in names]))
         return InputError(
             f"{product} = {value}, but the cluster has {counted(self.cluster.gpus, 'GPU')}",
-            where="pins",
+            where=_places(names),
             got=", ".join(f"{name}={self.pins[name]}" for name in names),
             allowed="degrees whose product with the others is the number of GPUs",
             hint=f"leave one of {', '.join(names)} open",
@@ -355,16 +356,20 @@ def pinned_out(pins: Mapping[str, Pin], refusals: list[Refusal], backend: str) -
     """The error for pins that rules leave nothing of."""
     pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
     if not refusals:
-        return InputError("no candidate has all pinned values at once", where="pins", got=pinned,
+        return InputError("no candidate has all pinned values at once", where=_places(pins), got=pinned,
                           hint="leave one of them open")  # fmt: skip
     refusal = refusals[0]
     return InputError(
         f"{refusal.equation} [{refusal.rule.id}: {refusal.rule.reason}]",
-        where="pins",
+        where=_places(named_in(refusal.equation, pins) or pins),
         got=pinned,
         allowed=refusal.allowed,
         hint=f"`planner backends {backend} --rules` lists them; change or drop one of the pins",
     )
+
+
+def _places(names: Iterable[str]) -> str:
+    return ", ".join(f"pins.{name}" for name in names)
 
 
 def _coarse_batch(grid: IntArray) -> StrategyBatch:

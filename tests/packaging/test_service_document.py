@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from planner.service.questions import plan_question
+from planner.specs.model import ModelSpec
+from planner_api.schemas.questions import PlanBody
 from planner_api.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +85,16 @@ def test_scopes() -> None:
     assert [row[0] for row in table("Tokens")] == [f"`{scope}`" for scope in SCOPES]
 
 
+def test_fields_of_own_models() -> None:
+    """Each field of a model is in the table, those that are required in its first row."""
+    rows = [re.findall(r"`(\w+)`", row[0]) for row in table("Models of your own")]
+    fields = ModelSpec.model_fields
+    assert sorted(name for row in rows for name in row) == sorted(fields)
+    assert rows[0] == [name for name, field in fields.items() if field.is_required() and name != "name"]
+    example = json.loads(re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)[0])
+    assert plan_question(PlanBody.model_validate(example).asked(None, 1.0)).request.model.name == "mine"
+
+
 def test_metrics_and_paths() -> None:
     """What the document says to watch is there: by name, by label, by path."""
     from planner_api.app import create_app
@@ -88,6 +102,7 @@ def test_metrics_and_paths() -> None:
 
     metrics = Metrics()
     metrics.planned("plan", 1.0)
+    metrics.refused("too-many")
     exposed = metrics.text({"queued": 1})
     for name, _ in table("Monitoring"):
         series, _, label = name.strip("`").partition("{")
