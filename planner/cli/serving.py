@@ -139,7 +139,13 @@ def create(
             "there is no such scope", where="--scope", got=shown(scope), allowed=", ".join(SCOPES), hint="plan is usual"
         )
     if not name.isprintable() or not 1 <= len(name) <= 100:
-        raise InputError("this is no name", where="NAME", got=shown(name), allowed="up to 100 printable characters")
+        raise InputError(
+            "this is no name",
+            where="NAME",
+            got=shown(name),
+            allowed="up to 100 printable characters",
+            hint="for example scheduler",
+        )
     token, text = asyncio.run(_with_store(chosen, "create", name, scope, _lifetime_s(expires)))
     from planner.cli import problems
 
