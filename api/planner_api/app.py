@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import structlog
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -28,6 +28,7 @@ from planner_api.page import routes as page
 from planner_api.page.sending import KeptFiles, PagePacker, page_dir
 from planner_api.problems import ProblemError, of_parameters, of_planner_error, problem
 from planner_api.routes import artifacts, catalog, checks, estimates, health, measurements, plans
+from planner_api.routes.dependencies import known_parameters
 from planner_api.services import running
 from planner_api.settings import Settings
 from planner_api.storage.failures import FAILURES, reason, unable
@@ -62,7 +63,9 @@ def create_app(settings: Settings | None = None, metrics: Metrics | None = None)
     )
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     for module in ROUTERS:
-        app.include_router(module.router)
+        # Probes and the page's addresses may carry what others add to them.
+        strict = [] if module in (health, page) else [Depends(known_parameters)]
+        app.include_router(module.router, dependencies=strict)
     app.mount("/static/report", KeptFiles(directory=static_dir()))
     app.mount("/static/page", KeptFiles(directory=page_dir()))
     _handle_problems(app)
@@ -112,11 +115,10 @@ def _handle_problems(app: FastAPI) -> None:
     async def _framework(request: Request, error: HTTPException) -> Response:
         code = _OF_STATUS.get(error.status_code, "bad-request")
         detail = f"{request.method} {request.url.path[:200]}" if code != "bad-request" else str(error.detail)[:200]
-        hint = "the routes are listed in /openapi.json" if code in ("not-found", "method-not-allowed") else None
         headers = dict(error.headers or {})
         if error.status_code == 405:
             headers["Allow"] = ", ".join(sorted(_methods(request)))
-        return problem_response(problem(code, detail, hint=hint), headers)
+        return problem_response(problem(code, detail, hint="/openapi.json describes every request"), headers)
 
 
 def _methods(request: Request) -> set[str]:

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from planner.specs.check import CheckReport
 from planner.specs.plan import PlanDocument
+from planner_api.describing import DescribedSchema
 from planner_api.problems import MEDIA_TYPE, TITLES, Problem
 from planner_api.schemas.answers import (
     ArtifactList,
@@ -75,9 +76,15 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         components = schema.setdefault("components", {})
         modes = [*((model, "validation") for model in BODIES), *((model, "serialization") for model in ANSWERS)]
-        _, definitions = models_json_schema(modes, ref_template=_REFERENCE)  # type: ignore[arg-type]
+        _, definitions = models_json_schema(
+            modes,  # type: ignore[arg-type]
+            ref_template=_REFERENCE,
+            schema_generator=DescribedSchema,
+        )
         components.setdefault("schemas", {}).update(definitions["$defs"])
-        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for operation in (operation for path in schema["paths"].values() for operation in path.values()):
+            if "security" in operation:
+                operation["security"].append({})  # on loopback no token is needed
         app.openapi_schema = schema
     return app.openapi_schema
 

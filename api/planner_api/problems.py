@@ -40,6 +40,7 @@ TITLES: Mapping[str, tuple[int, str]] = {
     "time-limit": (422, "The time limit ended the search before a plan was found"),
     "too-many-requests": (429, "Too many requests"),
     "head-too-large": (431, "The headers are too large"),
+    "unknown-method": (501, "The method is not known"),
     "internal-error": (500, "The service failed"),
     "solver-failed": (500, "The solver process failed"),
     "out-of-memory": (500, "The work took more memory than it may"),
@@ -56,6 +57,7 @@ class FieldProblem(Spec):
     pointer: str
     """JSON pointer (RFC 6901) into the body; ``query`` or ``header`` names begin without a slash."""
     detail: str
+    """What is wrong with it."""
 
 
 class Problem(Spec):
@@ -64,26 +66,32 @@ class Problem(Spec):
     type: str = Field(examples=["urn:planner:problem:bad-input"])
     """Stable: ``urn:planner:problem:`` and a code."""
     title: str
+    """The same for every problem of this type."""
     status: int = Field(ge=100, le=599)
+    """Status of the answer."""
     detail: str
+    """What is wrong here, in a sentence."""
     instance: str | None = None
     """Id of the request, as in the log."""
     errors: tuple[FieldProblem, ...] = ()
+    """The fields that are wrong."""
     hint: str | None = None
+    """What to do about it."""
     allowed: str | None = None
+    """What would be accepted."""
     details: dict[str, Any] | None = None
     """Of a question without a plan: the counted reasons, the nearest miss, what would help."""
 
 
 class ProblemError(Exception):
-    """A problem to answer with."""
+    """A problem to answer with; without a hint is only what came without one."""
 
     def __init__(
         self,
         code: str,
         detail: str,
         *,
-        hint: str | None = None,
+        hint: str | None,
         errors: Sequence[FieldProblem] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -94,7 +102,7 @@ class ProblemError(Exception):
     @classmethod
     def of(cls, told: Problem) -> ProblemError:
         """A problem that is there already, whole."""
-        error = cls("bad-request", told.detail)
+        error = cls("bad-request", told.detail, hint=told.hint)
         error.problem = told
         return error
 
@@ -103,7 +111,7 @@ def problem(
     code: str,
     detail: str,
     *,
-    hint: str | None = None,
+    hint: str | None,
     allowed: str | None = None,
     errors: Sequence[FieldProblem] = (),
     details: dict[str, Any] | None = None,
@@ -149,8 +157,14 @@ def of_parameters(errors: Sequence[ErrorDetails]) -> Problem:
 
 def of_validation(errors: Sequence[ErrorDetails], content: Any, place: str = "") -> Problem:
     """Complaints of pydantic about ``content``, which stands at ``place`` of the body."""
-    found = {(place + _pointer(error, content), _said(error)): None for error in errors}
-    # Of a value that may have several forms, every form complains: what is said about a part of it is what is wrong.
+    # Of a value that may have several forms, every form complains: one that takes its type, or what is said about a
+    # part of it, is what is wrong.
+    taken = {_pointer(error, content) for error in errors if not error["type"].endswith("_type")}
+    found = {
+        (place + _pointer(error, content), _said(error)): None
+        for error in errors
+        if not error["type"].endswith("_type") or _pointer(error, content) not in taken
+    }
     told = [
         FieldProblem(pointer=pointer, detail=detail)
         for pointer, detail in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import uvloop
 from fastapi import FastAPI
 
 from planner.errors import InputError
+from planner.specs.problems import shown
 from planner_api.app import create_app
 from planner_api.guards.connections import guarded
 from planner_api.metrics import Metrics
@@ -38,12 +40,15 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._services = services
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises the signal again when it has ended, and searches would have no grace."""
+    def hear_signals(self) -> None:
+        """To be called before anybody is told that the service is there."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._told_to_end)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises the signal again when it has ended, and searches would have no grace."""
         yield
 
     def _told_to_end(self) -> None:
@@ -66,10 +71,11 @@ async def _serve(settings: Settings) -> None:
     listening = _listen(settings.host, settings.port)
     async with running(settings, metrics) as services:
         app.state.services = services
-        config = configured(app, settings, metrics)
+        server = _Server(configured(app, settings, metrics), services)
+        server.hear_signals()
         host, port = listening.getsockname()[:2]
         log.info("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        await _Server(config, services).serve(sockets=[listening])
+        await server.serve(sockets=[listening])
 
 
 def configured(app: FastAPI, settings: Settings, metrics: Metrics) -> uvicorn.Config:
@@ -89,6 +95,7 @@ def configured(app: FastAPI, settings: Settings, metrics: Metrics) -> uvicorn.Co
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    listening: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -96,10 +103,26 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind(address)
         listening.listen(BACKLOG)
     except OSError as problem:
-        raise InputError(
-            f"the service cannot listen here: {problem.strerror or problem}",
-            where="--host, --port",
-            got=f"{host}:{port}",
-            hint="choose another port, or end what uses it",
-        ) from problem
+        if listening is not None:
+            listening.close()
+        raise _cannot_listen(problem, host, port) from problem
     return listening
+
+
+def _cannot_listen(problem: OSError, host: str, port: int) -> InputError:
+    told = f"the service cannot listen here: {problem.strerror or problem}"
+    if isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL:
+        return InputError(
+            told,
+            where="PLANNER_HOST (--host)",
+            got=shown(host),
+            allowed="an address of this machine",
+            hint="for example 127.0.0.1 for this machine alone, or 0.0.0.0 for its network",
+        )
+    return InputError(
+        told,
+        where="PLANNER_PORT (--port)",
+        got=f"{host}:{port}",
+        allowed="a port that nobody uses",
+        hint="choose another port, or end what uses it",
+    )

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -28,6 +31,20 @@ def default_database() -> str:
 def _url(text: str) -> URL:
     # What hosting services hand out begins with postgres://, which SQLAlchemy does not take.
     return make_url(text.replace("postgres://", "postgresql://", 1))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip().lower() for name in text.split(",") if name.strip())
+
+
+def _is_bare(name: str) -> bool:
+    """Whether a name is one that a Host header can hold beside its port; with ``*`` it is a pattern."""
+    if re.fullmatch(r"[\w.*?-]+", name):
+        return True
+    try:
+        return ipaddress.ip_address(name).version == 6
+    except ValueError:
+        return False
 
 
 class Settings(BaseSettings):
@@ -100,6 +117,14 @@ class Settings(BaseSettings):
             raise ValueError("this is no list of addresses and networks (10.0.0.5,10.1.0.0/16)") from None
         return value
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _bare_names(cls, value: str) -> str:
+        odd = next((name for name in _names(value) if not _is_bare(name)), None)
+        if odd is not None:
+            raise ValueError(f"{odd} is no name of a host: names stand here without scheme, port and brackets")
+        return value
+
     @property
     def database(self) -> URL:
         """The URL with the driver that is used."""
@@ -117,5 +142,21 @@ class Settings(BaseSettings):
     @property
     def hosts(self) -> tuple[str, ...]:
         """Host names that are answered; a browser on this machine can be made to send any other to loopback."""
-        named = tuple(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
-        return named or (LOOPBACK if self.on_loopback else ("*",))
+        return _names(self.allowed_hosts) or (LOOPBACK if self.on_loopback else ("*",))
+
+
+NEAR = 0.8
+"""Names this alike are one that was misspelt; those of other parts of the product are further away."""
+
+
+def misspelt(variables: Iterable[str]) -> tuple[str, str] | None:
+    """The first variable that is no setting but nearly is one, and that setting."""
+    prefix = Settings.model_config["env_prefix"]
+    known = [name.upper() for name in Settings.model_fields]
+    for variable in sorted(variables):
+        name = variable.upper().removeprefix(prefix)
+        if variable.upper().startswith(prefix) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
+            if near:
+                return variable, prefix + near[0]
+    return None

@@ -85,7 +85,8 @@ def pointers_of(where: str, files: Collection[str] = (), own: Mapping[str, str] 
     if where in _PLACES:
         return (_PLACES[where],)
     if where.startswith(_ROOTS):
-        return ("/" + where.replace(": ", ".").replace(".", "/"),)
+        inside, colon, names = where.rpartition(": ")
+        return tuple("/" + (inside + colon + name).replace(": ", ".").replace(".", "/") for name in names.split(", "))
     found: list[str] = []
     for match in _OPTION.finditer(where):
         pointer = f"/pins/{match[2]}" if match[1] == "pin" and match[2] else _FIELDS.get(match[1])

@@ -25,6 +25,8 @@ CATALOG_VERSION = "2026.08.1"
 DATA = Path(__file__).parent / "data"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LONGEST_NAME = 200
+_LISTINGS = {"models": "`planner models`", "accelerators": "`planner gpus`"}
+"""Commands that list all names of a kind."""
 
 # Words of checkpoint or marketing names that do not change the dimensions.
 _MODEL_NOISE = frozenset({"instruct", "chat", "hf", "base", "it", "pt", "meta"})
@@ -97,7 +99,13 @@ def _resolve(kind: str, name: str) -> str:
     what = kind.removesuffix("s")
     if not name.strip() or len(name) > _LONGEST_NAME:
         limits = f"1 to {_LONGEST_NAME} characters"
-        raise InputError(f"a {what} name must have {limits}", where=what, got=f"{len(name)} characters")
+        raise InputError(
+            f"a name ({what}) must have {limits}",
+            where=what,
+            got=f"{len(name)} characters",
+            allowed=_allowed(kind),
+            hint=_near_hint(kind, ""),
+        )
     if name in _ids(kind):
         return name
     key = canonical(name, _noise(kind))
@@ -117,18 +125,24 @@ def _resolve(kind: str, name: str) -> str:
         f"unknown {what} {name!r}",
         where=what,
         got=name,
-        allowed=f"one of the {len(_ids(kind))} {kind} of the catalogue",
+        allowed=_allowed(kind),
         hint=_near_hint(kind, key),
     )
+
+
+def _allowed(kind: str) -> str:
+    """All names where no command lists them."""
+    return f"one of the {len(_ids(kind))} {kind} of the catalogue" if kind in _LISTINGS else ", ".join(_ids(kind))
 
 
 def _near_hint(kind: str, key: str) -> str:
     names = _names(kind)
     near = list(dict.fromkeys(names[match] for match in difflib.get_close_matches(key, names, n=6, cutoff=0.6)))
-    listing = {"models": "`planner models`", "accelerators": "`planner gpus`", "systems": "`planner gpus`"}[kind]
     start = f"did you mean {' or '.join(near[:3])}? " if near else ""
+    if kind not in _LISTINGS:
+        return start.strip() or "use one of the allowed names, or leave it out"
     config = "; a config.json or its folder can be given too" if kind == "models" else ""
-    return f"{start}{listing} lists all names{config}"
+    return f"{start}{_LISTINGS[kind]} lists all names{config}"
 
 
 def resolve_model(name: str) -> str:

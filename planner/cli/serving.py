@@ -41,8 +41,16 @@ def settings(**given: Any) -> Settings:
     _need_extra()
     from pydantic import ValidationError
 
-    from planner_api.settings import Settings
+    from planner_api.settings import Settings, misspelt
 
+    slip = misspelt(os.environ)
+    if slip is not None:
+        raise InputError(
+            "there is no such setting",
+            where=slip[0],
+            allowed="the settings of docs/service.md",
+            hint=f"did you mean {slip[1]}?",
+        )
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as problem:
@@ -127,9 +135,17 @@ def create(
     from planner_api.storage.tokens import SCOPES
 
     if scope not in SCOPES:
-        raise InputError("there is no such scope", where="--scope", got=shown(scope), allowed=", ".join(SCOPES))
+        raise InputError(
+            "there is no such scope", where="--scope", got=shown(scope), allowed=", ".join(SCOPES), hint="plan is usual"
+        )
     if not name.isprintable() or not 1 <= len(name) <= 100:
-        raise InputError("this is no name", where="NAME", got=shown(name), allowed="up to 100 printable characters")
+        raise InputError(
+            "this is no name",
+            where="NAME",
+            got=shown(name),
+            allowed="up to 100 printable characters",
+            hint="for example scheduler",
+        )
     token, text = asyncio.run(_with_store(chosen, "create", name, scope, _lifetime_s(expires)))
     from planner.cli import problems
 

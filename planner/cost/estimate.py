@@ -57,7 +57,10 @@ def mfu_peak(context: CostContext) -> float:
         if peak is None:
             precision = context.job.precision
             raise InputError(
-                f"{context.cluster.accelerator.id} has no {precision} matrix rate", where="precision", got=precision
+                f"{context.cluster.accelerator.id} has no {precision} matrix rate",
+                where="precision",
+                got=precision,
+                hint="use another --precision",
             )
         return peak
     return context.dense_flops_per_s

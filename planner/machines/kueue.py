@@ -36,7 +36,10 @@ def read(text: str, where: str = TITLE) -> Inventory:
     levels = tuple(level for level in levels if level)
     if not levels and not products:
         raise InputError(
-            "neither levels nor a GPU are found", where=where, allowed="objects Topology or ResourceFlavor of Kueue"
+            "neither levels nor a GPU are found",
+            where=where,
+            allowed="objects Topology or ResourceFlavor of Kueue",
+            hint="name the output of kubectl get topologies,resourceflavors -o yaml",
         )
     between = [level for level in levels if level != "kubernetes.io/hostname"]
     findings = (

@@ -60,7 +60,7 @@ def read_configuration(files: Files, *, reader: str | None = None) -> Configurat
         "this is no training configuration that can be read",
         where=", ".join(sorted(files)),
         got=_beginning(files),
-        allowed="; ".join(candidate.title for candidate in READERS),
+        allowed="; ".join(f"{candidate.name} ({candidate.title})" for candidate in READERS),
         hint="name the format with --format if it is one of these",
     )
 

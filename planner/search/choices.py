@@ -14,7 +14,7 @@ from planner.cost.context import CostContext
 from planner.errors import InputError
 from planner.search.grid import divisors
 from planner.search.outcome import Pin
-from planner.search.pins import keep_pinned, read_pins, refused
+from planner.search.pins import keep_pinned, places, read_pins, refused
 from planner.specs.batch import EVERY_LAYER
 from planner.units import counted
 
@@ -61,7 +61,7 @@ class Choices:
         value = math.prod(int(self.pins[name]) for name in names)
         return InputError(
             f"{product} = {value}, but the cluster has {counted(gpus, 'GPU')}",
-            where="pins",
+            where=places(names),
             got=", ".join(f"{name}={self.pins[name]}" for name in names),
             allowed="degrees whose product with the others is the number of GPUs",
             hint=f"leave one of {', '.join(names)} open",

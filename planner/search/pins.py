@@ -78,3 +78,8 @@ def refused(pins: Mapping[str, Pin], name: str, why: str, allowed: Iterable[obje
 def keep_pinned(pins: Mapping[str, Pin], name: str, choices: Sequence[Choice]) -> list[Choice]:
     """The choices that equal the pinned value; all of them without a pin."""
     return [choice for choice in choices if name not in pins or choice == pins[name]]
+
+
+def places(names: Iterable[str]) -> str:
+    """Where some pins stand, as errors say it."""
+    return ", ".join(f"pins.{name}" for name in names)

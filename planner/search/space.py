@@ -20,9 +20,10 @@ from planner.search.choices import Choices
 from planner.search.grid import divisors, expand, group_index
 from planner.search.legality import Legality, Refusal, carry_on
 from planner.search.outcome import Pin
-from planner.search.pins import keep_pinned, read_pins, refused
+from planner.search.pins import keep_pinned, places, read_pins, refused
 from planner.search.savers import Savers
 from planner.specs.batch import SCHEDULES, BoolArray, IntArray, StrategyBatch
+from planner.specs.problems import named_in
 
 MAX_TP = 64
 """Largest tensor-parallel degree tried without a pin; wider groups leave every known fast-link domain but one."""
@@ -322,12 +323,12 @@ def pinned_out(pins: Mapping[str, Pin], refusals: list[Refusal], backend: str) -
     """The error for pins that rules leave nothing of."""
     pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
     if not refusals:
-        return InputError("no candidate has all pinned values at once", where="pins", got=pinned,
+        return InputError("no candidate has all pinned values at once", where=places(pins), got=pinned,
                           hint="leave one of them open")  # fmt: skip
     refusal = refusals[0]
     return InputError(
         f"{refusal.equation} [{refusal.rule.id}: {refusal.rule.reason}]",
-        where="pins",
+        where=places(named_in(refusal.equation, pins) or pins),
         got=pinned,
         allowed=refusal.allowed,
         hint=f"`planner backends {backend} --rules` lists them; change or drop one of the pins",

@@ -76,7 +76,7 @@ def one_of(value: object, where: str, allowed: Iterable[str]) -> str:
         where=where,
         got=shown(value),
         allowed=", ".join(words),
-        hint=f"did you mean {near[0]}?" if near else f"choose one of the values above for {where}",
+        hint=f"did you mean {near[0]}?" if near else f"choose one of the allowed values for {where}",
     )
 
 

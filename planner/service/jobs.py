@@ -95,7 +95,7 @@ def _sequences(tokens: int, seq_len: int, text: str, assumptions: list[Assumptio
         why = f"{text.strip()} tokens are read as {binary}: {tokens} would not hold whole sequences of {seq_len}"
         assumptions.append(Assumption(field="job.global_batch", value=binary // seq_len, why=why))
         return binary // seq_len
-    near = max(1, round(tokens / seq_len))
+    near = min(max(1, round(tokens / seq_len)), MAX_COUNT)
     raise InputError(
         f"global_batch({tokens} tokens) % seq_len({seq_len}) = {tokens % seq_len}: a step holds whole sequences",
         where="--global-batch",

@@ -7,7 +7,7 @@ with the rule's reason, its equation and what would be allowed.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 import numpy as np
@@ -21,10 +21,11 @@ from planner.service.inputs import checked_int, one_of
 from planner.service.requests import StrategyInput
 from planner.specs.batch import DEVICES, EVERY_LAYER, SCHEDULES, StrategyBatch
 from planner.specs.plan import Assumption
-from planner.specs.problems import shown
+from planner.specs.problems import named_in, shown
 from planner.specs.strategy import RecomputeMode
 
 MAX_DEGREE = 1_000_000
+_FIELDS = tuple(field.name for field in fields(StrategyInput))
 MAX_STAGES = 10_000
 """pp * vpp cannot exceed the layers of the largest model spec."""
 
@@ -101,13 +102,14 @@ def check_rules(context: CostContext, batch: StrategyBatch) -> None:
     """Refuse a one-row batch that breaks a rule of its backend, quoting the first."""
     broken = refusals(context, batch)
     if broken:
-        name, rule = context.backend.name, broken[0].rule
+        name, rule, equation = context.backend.name, broken[0].rule, broken[0].equation
+        options = ["--" + field.replace("_", "-") for field in named_in(equation, _FIELDS)]
         raise InputError(
             f"{rule.reason} [rule {rule.id}, {rule.source}]",
-            where=name,
-            got=broken[0].equation,
+            where=", ".join(options) or name,
+            got=equation,
             allowed=broken[0].allowed,
-            hint=f"change the values above, or let `planner suggest --backend {name}` choose them",
+            hint=f"change {' or '.join(options) or 'the strategy'}, or let `planner suggest --backend {name}` choose",
         )
 
 
@@ -174,7 +176,7 @@ def recompute_choice(text: str, kinds: tuple[RecomputeKind, ...]) -> tuple[int, 
             where="--recompute",
             got=shown(text),
             allowed=", ".join(dict.fromkeys(_spelled(kind) for kind in kinds)),
-            hint="choose one of the values above",
+            hint="choose one of the allowed values",
         )
     return matching[0], layers
 
@@ -210,7 +212,7 @@ def _offload(text: str, backend: Backend, zero_stage: int) -> dict[str, Any]:
             where="--offload",
             got=shown(text),
             allowed=_offload_choices(backend),
-            hint="choose one of the values above with a ZeRO stage that has it",
+            hint="choose one of the allowed values, with a ZeRO stage that has it",
         )
     return {
         "offload_optimizer": share,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from planner.catalog import load_model, model_assumption
 from planner.catalog.huggingface import ModelReading, read_model_config, read_model_fields
@@ -27,6 +28,8 @@ FILE_SUFFIXES = (".json", ".yaml", ".yml")
 PARAMS_TOLERANCE = 0.05
 """Computed and published parameter counts further apart than this are reported."""
 
+_DIMENSIONS: dict[str, FieldInfo] = {**ModelSpec.model_fields, "name": FieldInfo(default="model")}
+"""Fields of a model of one's own, for which a name is made up."""
 Resolved = tuple[ModelSpec, tuple[Assumption, ...], tuple[str, ...]]
 """The spec, what had to be assumed, and what is worth a warning."""
 
@@ -65,9 +68,9 @@ def _stated(given: StatedModel) -> Resolved:
 
 def _of_dimensions(content: Mapping[str, Any], where: str) -> Resolved:
     try:
-        return ModelSpec.model_validate(content, strict=False), (), ()
+        return ModelSpec.model_validate(content, strict=True), (), ()
     except ValidationError as problem:
-        raise input_error(problem, where, ModelSpec.model_fields) from problem
+        raise input_error(problem, where, _DIMENSIONS) from problem
 
 
 def _from_file(path: Path) -> Resolved:

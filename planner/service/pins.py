@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import get_args
 
@@ -31,6 +32,7 @@ WORDS = {
     "offload": get_args(OffloadDevice),
 }
 FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_NAME = re.compile(r"[\w-]{1,40}")
 NAMES = (*NUMBERS, "sequence_parallel", "recompute", *WORDS)
 
 
@@ -38,8 +40,8 @@ def parse_pins(texts: Iterable[str]) -> dict[str, PinValue]:
     """``("tp=8,zero_stage=1", "sequence_parallel=true")`` as a mapping, sorted by name; contradictions are refused."""
     pins: dict[str, PinValue] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        name = name.replace("-", "_")
+        spelt, equals, value = (piece.strip() for piece in part.partition("="))
+        name, where = spelt.replace("-", "_"), f"--pin {spelt}"
         if not equals or not value:
             raise InputError(
                 "a pin is NAME=VALUE",
@@ -48,17 +50,16 @@ def parse_pins(texts: Iterable[str]) -> dict[str, PinValue]:
                 allowed=", ".join(NAMES),
                 hint="for example --pin tp=8",
             )
-        one_of(name, "--pin", NAMES)
-        read = _value(name, value)
+        one_of(name, where if _NAME.fullmatch(spelt) else "--pin", NAMES)
+        read = _value(name, value, where)
         if pins.setdefault(name, read) != read:
             raise InputError(
-                f"{name} is pinned twice", where="--pin", got=f"{pins[name]} and {read}", hint="keep one of them"
+                f"{name} is pinned twice", where=where, got=f"{pins[name]} and {read}", hint="keep one of them"
             )
     return dict(sorted(pins.items()))
 
 
-def _value(name: str, text: str) -> PinValue:
-    where = f"--pin {name}"
+def _value(name: str, text: str, where: str) -> PinValue:
     if name in WORDS:
         return one_of(text, where, WORDS[name])
     if name == "recompute":
@@ -66,13 +67,13 @@ def _value(name: str, text: str) -> PinValue:
         return checked_text(text, where, "for example --pin recompute=full")[:100]
     if name == "sequence_parallel":
         return FLAGS[one_of(text.lower(), where, FLAGS)]
+    low, high = NUMBERS[name], 3 if name == "zero_stage" else 1_000_000
     if not (text.isascii() and text.isdigit()) or len(text) > 9:
         raise InputError(
             "this number cannot be used",
             where=where,
             got=shown(text),
-            allowed="a whole number",
+            allowed=f"a whole number from {low} to {high}",
             hint="for example --pin tp=8",
         )
-    high = 3 if name == "zero_stage" else 1_000_000
-    return checked_int(int(text), where, NUMBERS[name], high)
+    return checked_int(int(text), where, low, high)

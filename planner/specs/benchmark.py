@@ -46,11 +46,13 @@ class Benchmark(Spec):
     """One piece of work; ``shape`` holds its sizes, in elements or bytes."""
 
     kind: BenchmarkKind
+    """What is timed."""
     shape: dict[str, int]
     """tokens, inputs, outputs (matrices); batch, heads, kv_heads, length, width (attention); bytes (copies,
     collectives: of the gathered tensor, of what is sent by one rank in an exchange); tokens and dimensions
     (elementwise, block); tokens, vocab (loss); parameters (optimizer)."""
     precision: Precision = "fp32"
+    """Number format of its operands."""
     ranks: int = Field(default=1, ge=1)
     """Size of the group; groups of contiguous ranks fill the world and work at the same time."""
 

@@ -21,11 +21,15 @@ class CheckFinding(Spec):
     severity: Literal["error", "warning", "note"]
     """error: the framework refuses it, or it does not do what it says; warning: it runs, but wrong or slow."""
     message: str
+    """What is wrong, in a sentence."""
     where: str = ""
+    """File, line and key, or the flag."""
     got: str = ""
     """The rule's equation with the configuration's values."""
     allowed: str = ""
+    """What would be accepted."""
     hint: str = ""
+    """What to write instead."""
 
 
 class Improvement(Spec):
@@ -36,6 +40,7 @@ class Improvement(Spec):
     settings: tuple[str, ...] = ()
     """The same in the words of the framework's files: what to write and what to leave out."""
     plan: Plan
+    """The configuration with the change, and its estimate."""
     step_time_change: float | None
     """New over old step time, less 1; null where the configuration could not be priced."""
 
@@ -56,15 +61,20 @@ class Cause(Spec):
     """One reason why a run may be slower than expected."""
 
     id: str
+    """Stable name, in kebab-case."""
     message: str
+    """The reason, in a sentence."""
     hint: str = ""
+    """What to look at or to change."""
 
 
 class Diagnosis(Spec):
     """A measured speed against what this configuration should reach."""
 
     measured_tokens_per_s: float
+    """Speed that was reached, tokens/s of all GPUs."""
     measured_step_time_s: float
+    """Step time at that speed, s."""
     mfu: float
     """Model FLOPs at the measured speed over the peak of all GPUs."""
     model_flops_per_s_per_gpu: float
@@ -73,7 +83,9 @@ class Diagnosis(Spec):
     peak_flops_per_s_per_gpu: float
     """Dense, of the job's number format."""
     expected_step_time_s: float
+    """Estimate of this configuration, s."""
     expected_step_time_range_s: tuple[float, float]
+    """Least and most that the estimate allows, s."""
     slowdown: float
     """Measured over expected step time."""
     as_expected: bool
@@ -86,20 +98,29 @@ class CheckReport(Spec):
     """Everything that can be said of one configuration."""
 
     schema_version: int = CHECK_SCHEMA_VERSION
+    """Version of this document's form."""
     planner_version: str
+    """Version of the planner that wrote it."""
     files: tuple[str, ...]
+    """Names of the files that were read."""
     format: str
+    """Format that they were read as."""
     backend: str
+    """Framework that they are for."""
     legal: bool
     """No finding is an error."""
     fits: bool | None
     """Null where it could not be priced; the warnings say what is missing."""
     findings: tuple[CheckFinding, ...]
+    """What its author should know, the worst first."""
     unread: tuple[str, ...]
     """Settings that bear on speed or memory and were not taken into account."""
     assumptions: tuple[Assumption, ...] = ()
+    """What neither files nor question say and had to be filled in."""
     warnings: tuple[str, ...] = ()
+    """What could not be told, and why."""
     request: Request | None = None
+    """The question that the configuration answers; null: it could not be priced."""
     plan: Plan | None = None
     """The configuration as a plan: its strategy and estimate."""
     improvements: tuple[Improvement, ...] = ()
@@ -109,6 +130,7 @@ class CheckReport(Spec):
     suggested_settings: tuple[str, ...] = ()
     """What it says differently from the configuration, in the words of the framework's files."""
     diagnosis: Diagnosis | None = None
+    """A measured speed against the estimate, where one was given."""
 
     def to_json_dict(self) -> dict[str, Any]:
         """The document as plain JSON types."""

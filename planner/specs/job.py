@@ -44,6 +44,7 @@ class Job(Spec):
     flash_attention: bool = True
     """Attention never materialises the score matrix; false adds it to memory and traffic."""
     objective: Objective = "throughput"
+    """What counts as best: time, memory, or US dollars."""
     memory_margin: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the usable memory to keep free on top of the estimate's own uncertainty."""
 

@@ -54,6 +54,7 @@ class MoeSpec(Spec):
     latent: int = Field(default=0, ge=0)
     """Width on which the experts act if smaller than hidden (latent MoE); 0 means hidden."""
     router_bias: bool = False
+    """The router has a bias."""
     expert_bias: bool = False
     """One auxiliary-loss-free balancing bias per expert."""
     shared_gate: bool = False
@@ -70,20 +71,30 @@ class MambaSpec(Spec):
     """Mamba-2 mixer (arXiv 2405.21060)."""
 
     heads: int = Field(gt=0)
+    """Heads of the mixer."""
     head_dim: int = Field(gt=0)
+    """Width of one head."""
     groups: int = Field(gt=0)
+    """Groups of heads that share B and C."""
     state: int = Field(gt=0)
+    """Width of the state of one channel."""
     conv: int = Field(gt=0)
+    """Taps of the convolution before the scan."""
 
 
 class GdnSpec(Spec):
     """Gated delta net mixer (linear attention of Qwen3-Next)."""
 
     qk_heads: int = Field(gt=0)
+    """Query and key heads."""
     v_heads: int = Field(gt=0)
+    """Value heads."""
     qk_dim: int = Field(gt=0)
+    """Width of one query or key head."""
     v_dim: int = Field(gt=0)
+    """Width of one value head."""
     conv: int = Field(gt=0)
+    """Taps of the convolution before the mixer."""
 
 
 class WindowSpec(Spec):
@@ -99,21 +110,28 @@ class BiasSpec(Spec):
     """Which matrices carry a bias."""
 
     qkv: bool = False
+    """Query, key and value projections."""
     out: bool = False
+    """The attention's output projection."""
     mlp: bool = False
+    """The matrices of the MLP."""
 
 
 class ModelSpec(Spec):
     """A decoder-only transformer, dense or mixture-of-experts, possibly hybrid."""
 
     name: str = Field(min_length=1, max_length=200)
+    """What the model is called in answers and files."""
     layers: int = Field(gt=0, le=10_000)
     """Blocks; in a hybrid every mixer and every MLP of ``pattern`` is a block of its own where Mamba is used."""
     hidden: int = Field(gt=0, le=1_000_000)
+    """Width of the residual stream."""
     ffn: int = Field(ge=0, le=10_000_000)
     """Width of the dense MLP (unused where every layer is MoE)."""
     heads: int = Field(gt=0)
+    """Query heads of an attention layer."""
     kv_heads: int = Field(gt=0)
+    """Key and value heads; as many as heads, or a divisor of them."""
     head_dim: int = Field(gt=0)
     """Width of one query head; for latent attention qk_nope + qk_rope."""
     vocab: int = Field(gt=0, le=100_000_000)
@@ -121,23 +139,35 @@ class ModelSpec(Spec):
     max_seq: int = Field(gt=0)
     """Longest sequence that the release advertises."""
     attention: Literal["mha", "gqa", "mqa", "mla", "hybrid"] = "gqa"
+    """How heads share keys and values; mla needs the dimensions under mla."""
     tied: bool = False
     """Input and output embedding share one matrix."""
     gated_mlp: bool = True
     """Three MLP matrices (SwiGLU and friends) rather than two."""
     activation: Literal["silu", "gelu", "relu", "relu2"] = "silu"
+    """Function inside the MLP."""
     bias: BiasSpec = BiasSpec()
+    """Which matrices carry a bias."""
     norm: Literal["rmsnorm", "layernorm", "layernorm_nobias", "layernorm_np"] = "rmsnorm"
+    """Kind of the norms (layernorm_np: without weights)."""
     norms_per_layer: int = Field(default=2, ge=1, le=4)
     """1 for a parallel block, 2 pre-norm, 4 with extra post-norms."""
     qk_norm: Literal["none", "per_head", "full"] = "none"
+    """Norms on queries and keys."""
     position: Literal["rope", "learned", "alibi", "none"] = "rope"
+    """How positions are told."""
     learned_positions: int = Field(default=0, ge=0)
+    """Rows of the table of learned positions."""
     window: WindowSpec | None = None
+    """Sliding-window attention; null: every layer sees the whole sequence."""
     mla: MlaSpec | None = None
+    """Latent attention; null: none."""
     moe: MoeSpec | None = None
+    """Mixture of experts; null: every MLP is dense."""
     mamba: MambaSpec | None = None
+    """Mamba-2 blocks of the pattern; null: none."""
     gdn: GdnSpec | None = None
+    """Gated delta net blocks of the pattern; null: none."""
     pattern: str | None = None
     """One letter a block: M Mamba-2, L gated delta net, * attention, - dense MLP, E MoE."""
     mtp_layers: int = Field(default=0, ge=0)
@@ -147,7 +177,9 @@ class ModelSpec(Spec):
     embedding_projections: bool = False
     """The table is projected to hidden and back (OPT-350M)."""
     embedding_norm: bool = False
+    """A norm behind the embedding."""
     head_bias: bool = False
+    """The output layer has a bias."""
     attention_gate: bool = False
     """The query projection is doubled by an output gate (Qwen3-Next)."""
     sinks: bool = False
@@ -155,6 +187,7 @@ class ModelSpec(Spec):
     parallel_block: bool = False
     """Attention and MLP read the same input (GPT-J, Falcon)."""
     final_norm: bool = True
+    """A norm before the output layer."""
     other_params: int = Field(default=0, ge=0)
     """Parameters outside the text decoder that the release counts (vision tower, projector); not trained by the
     plan."""

@@ -5,11 +5,17 @@ Shared by everything that reads files: models, clusters, plans, measured runs an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
 
 
 def shown(value: object) -> str:
@@ -26,37 +32,69 @@ def unreadable(problem: Exception, where: str, path: object) -> InputError:
     )
 
 
-def input_error(problem: ValidationError, where: str, known: Iterable[str] = ()) -> InputError:
-    """The first complaint of pydantic in our words; an unknown key names the nearest known one."""
-    first = problem.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    place = ": ".join(part for part in (where, field) if part)
-    # The names are those of the outermost level.
-    names = sorted(known) if len(first["loc"]) == 1 else []
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(field.rsplit(".", 1)[-1], names, n=1)
-        return InputError(
-            "this field does not exist",
-            where=place,
-            got=shown(first.get("input")),
-            allowed=", ".join(names) or None,
-            hint=f"did you mean {near[0]}?" if near else "remove the field",
-        )
+def named_in(text: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that a sentence holds, in its order."""
+    known = set(names)
+    return list(dict.fromkeys(word for word in re.findall(r"\w+", text) if word in known))
+
+
+def input_error(problem: ValidationError, where: str, known: Mapping[str, FieldInfo] | None = None) -> InputError:
+    """The first complaint of pydantic in our words, or all fields that are missing; ``known`` are those of the
+    outermost level."""
+    errors = problem.errors(include_url=False)
+    first = errors[0]
     if first["type"] == "missing":
-        return InputError(
-            "this field is missing",
-            where=place,
-            allowed=", ".join(names) or None,
-            hint=f"add {field}, or check the file",
-        )
+        return _missing([error for error in errors if error["type"] == "missing"], where, known or {})
+    if first["type"] == "extra_forbidden":
+        return _unknown(first, where, (known or {}) if len(first["loc"]) == 1 else {})
     message = _MESSAGES.get(first["type"]) or first["msg"].removeprefix("Value error, ")
     got = None if isinstance(first.get("input"), Mapping) else shown(first.get("input"))
+    allowed = _TYPES.get(first["type"].removesuffix("_type")) or _limit(message) or first.get("ctx", {}).get("expected")
+    fields = _fields_of(first, message, known or {})
+    hint = f"{fields[0]} must be {allowed}" if allowed and fields else f"change {' or '.join(fields or ['its values'])}"
     return InputError(
-        message[:1].lower() + message[1:],
-        where=place,
-        got=got,
-        allowed=_TYPES.get(first["type"].removesuffix("_type")) or _limit(message),
-        hint=f"correct {field or where}",
+        message[:1].lower() + message[1:], where=_place(where, fields), got=got, allowed=allowed, hint=hint
+    )
+
+
+def _place(where: str, fields: Iterable[str]) -> str:
+    return ": ".join(part for part in (where, ", ".join(fields)) if part)
+
+
+def _dotted(error: ErrorDetails) -> str:
+    return ".".join(str(part) for part in error["loc"])
+
+
+def _fields_of(error: ErrorDetails, message: str, known: Iterable[str]) -> list[str]:
+    """The fields that a complaint is about; one about several at once names them in its sentence."""
+    place = _dotted(error)
+    if error["type"] != "value_error":
+        return [place] if place else []
+    named = named_in(message, known) if not place else re.findall(r"([a-z_]+)\(", message)
+    return [".".join(part for part in (place, name) if part) for name in named] or ([place] if place else [])
+
+
+def _missing(errors: Sequence[ErrorDetails], where: str, known: Mapping[str, FieldInfo]) -> InputError:
+    fields = [_dotted(error) for error in errors]
+    needed = [name for name, field in known.items() if field.is_required()]
+    allowed = f"required: {', '.join(needed)}; optional: {', '.join(sorted({*known} - {*needed}))}" if known else None
+    return InputError(
+        "these fields are missing" if fields[1:] else "this field is missing",
+        where=_place(where, fields),
+        allowed=allowed,
+        hint=f"add {', '.join(fields)}, or check the file",
+    )
+
+
+def _unknown(error: ErrorDetails, where: str, known: Iterable[str]) -> InputError:
+    field, names = _dotted(error), sorted(known)
+    near = difflib.get_close_matches(field.rsplit(".", 1)[-1], names, n=1)
+    return InputError(
+        "this field does not exist",
+        where=_place(where, [field]),
+        got=shown(error.get("input")),
+        allowed=", ".join(names) or None,
+        hint=f"did you mean {near[0]}?" if near else "remove the field",
     )
 
 

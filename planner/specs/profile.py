@@ -33,7 +33,9 @@ class ProfileRun(Spec):
     """One run that a profile rests on, with the relative error (predicted / measured - 1) of its step time."""
 
     id: str
+    """Of the record."""
     measured_step_time_s: float | None = None
+    """Step time of the run, s."""
     error_before: float | None = None
     """With the published constants."""
     error_after: float | None = None
@@ -41,18 +43,24 @@ class ProfileRun(Spec):
     error_left_out: float | None = None
     """With a profile fitted to the other runs only; null where there are no others."""
     measured_peak_memory_bytes: float | None = None
+    """Peak memory of the run."""
     memory_error_before: float | None = None
+    """Error of the peak memory with the published constants."""
     memory_error_after: float | None = None
+    """Error of the peak memory with the profile."""
 
 
 class CalibratedFactor(Spec):
     """One thing that was fitted: a factor on every constant that describes it."""
 
     name: str
+    """Constant that it multiplies, or memory."""
     meaning: str
+    """What the factor says, in words."""
     factor: Factor
     """On a rate: above 1 is faster; on a time or on memory: above 1 is more."""
     low: float
+    """Lower end of the factor's range."""
     high: float
     """What is plausible; a fit that ends outside is refused."""
     determined: float = Field(ge=0, le=1)
@@ -67,6 +75,7 @@ class MachineMeasurement(Benchmark):
     spread: float = Field(ge=0)
     """Half of the interquartile range over the median."""
     repeats: int = Field(ge=1)
+    """How often it was timed."""
     published_s: float | None = None
     """By the published constants; null where the cost model does not price it."""
     fitted_s: float | None = None
@@ -77,8 +86,11 @@ class Profile(Spec):
     """Factors on the published constants of one accelerator."""
 
     schema_version: int = PROFILE_SCHEMA_VERSION
+    """Version of this document's form."""
     planner_version: str
+    """Version of the planner that wrote it."""
     created: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    """Day on which it was written, YYYY-MM-DD."""
     accelerator: Word
     """Catalogue id; the profile is refused for any other."""
     framework: Word
@@ -88,7 +100,9 @@ class Profile(Spec):
     memory_factor: Factor = 1.0
     """Multiplies the peak memory of a rank (before context and communication buffers)."""
     fitted: tuple[CalibratedFactor, ...] = ()
+    """The factors with their ranges."""
     runs: tuple[ProfileRun, ...] = ()
+    """Runs that it rests on."""
     measurements: tuple[MachineMeasurement, ...] = ()
     """What was timed on the machine itself; empty for a profile of runs."""
     versions: dict[str, str] = Field(default_factory=dict)

@@ -23,6 +23,7 @@ class Recompute(Spec):
     """Which activations are thrown away in the forward pass and computed again in the backward pass."""
 
     mode: RecomputeMode = "none"
+    """Nothing, some modules of a layer, or whole layers."""
     modules: tuple[str, ...] = ()
     """For selective mode: the framework's own module names."""
     layers_per_stage: tuple[int, ...] | None = None
@@ -41,6 +42,7 @@ class Offload(Spec):
     optimizer: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the optimizer states."""
     parameters: OffloadDevice = "none"
+    """Where the weights are kept."""
     device: OffloadDevice = "none"
     """Where the optimizer states go."""
 
@@ -68,6 +70,7 @@ class Strategy(Spec):
     vpp: int = Field(default=1, ge=1)
     """Virtual stages (model chunks) of one pipeline rank."""
     pipeline_schedule: Schedule = "none"
+    """Order of the micro-batches in the pipeline."""
     layers_per_stage: tuple[int, ...] = ()
     """Layers of each of the pp * vpp virtual stages in model order; virtual stage k runs on pipeline rank k mod
     pp."""
@@ -88,10 +91,15 @@ class Strategy(Spec):
     grad_accum: int = Field(default=1, ge=1)
     """Micro-batches of one step on one data-parallel replica."""
     global_batch: int = Field(ge=1)
+    """Sequences of one step."""
     seq_len: int = Field(ge=1)
+    """Tokens of one sequence."""
     precision: Precision = "bf16"
+    """Number format of the matrix multiplications."""
     recompute: Recompute = Recompute()
+    """Activations that are computed again."""
     offload: Offload = Offload()
+    """What lives on the host."""
 
     @property
     def gpus(self) -> int:

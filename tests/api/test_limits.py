@@ -113,10 +113,14 @@ def test_a_head_that_drips_has_no_more_time(narrow: Running) -> None:
     [
         (b"not HTTP\r\n\r\n", 400),
         (HEAD + b"X: " + b"x" * 400_000, 431),
+        (HEAD + b"X: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (HEAD + b"Host: localhost\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"FOO /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 501),
         (b"GET /" + b"x" * 400_000, 431),
         (b"POST /v1/plans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx", 400),
     ],
-    ids=["garbage", "header", "address", "two lengths"],
+    ids=["garbage", "header", "whole header", "two hosts", "no host", "method", "address", "two lengths"],
 )
 def test_heads_that_are_none_are_refused(narrow: Running, sent: bytes, status: int) -> None:
     with connected(narrow) as connection:
@@ -126,7 +130,13 @@ def test_heads_that_are_none_are_refused(narrow: Running, sent: bytes, status: i
             received = everything(connection)
         except ConnectionResetError:
             return
-    raw_problem(received, status)
+    assert raw_problem(received, status)["hint"]
+
+
+def test_a_head_as_large_as_it_may_be_is_taken(narrow: Running) -> None:
+    with connected(narrow) as connection:
+        connection.sendall(HEAD + b"Connection: close\r\nX: " + b"x" * 65_000 + b"\r\n\r\n")
+        assert everything(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_refused_connections_are_counted(narrow: Running) -> None:
@@ -155,7 +165,7 @@ def test_an_upgrade_is_not_taken(narrow: Running) -> None:
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "TRACE", "ODD"])
 def test_methods_that_are_none(api: httpx.Client, method: str) -> None:
     answer = api.request(method, "/v1/plans")
-    assert answer.status_code == (400 if method == "ODD" else 405)
+    assert answer.status_code == (501 if method == "ODD" else 405)
     assert answer.headers["content-type"] == PROBLEM
     if method != "ODD":
         assert answer.headers["allow"] == "GET, HEAD, POST"

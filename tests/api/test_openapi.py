@@ -30,6 +30,24 @@ def test_operations_keep_their_names() -> None:
     assert {operation["operationId"] for path in paths.values() for operation in path.values()} == OPERATIONS
 
 
+def test_every_field_is_described() -> None:
+    """Hints send people here."""
+    schemas = json.loads(text())["components"]["schemas"]
+    bare = [
+        f"{name}.{field}"
+        for name, schema in schemas.items()
+        for field, told in schema.get("properties", {}).items()
+        if not told.get("description")
+    ]
+    assert bare == []
+
+
+def test_what_needs_a_token_says_so() -> None:
+    paths = json.loads(text())["paths"]
+    open_to_all = {path for path, operations in paths.items() for each in operations.values() if "security" not in each}
+    assert open_to_all == {"/healthz", "/readyz"}
+
+
 def test_bodies_of_the_description_are_answered(api: httpx.Client) -> None:
     paths = json.loads(text())["paths"]
     tried = 0

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 
 from planner_api.problems import FieldProblem
 from planner_api.problems import problem as made_problem
+from planner_api.routes.jobs import job
+from planner_api.schemas.answers import State
+from planner_api.storage.plans import PlanRow
 from tests.api.conftest import in_process
 from tests.api.questions import SMALL, plan, problem_of
 
@@ -26,7 +30,7 @@ def fresh(seq_len: int) -> dict[str, Any]:
 
 
 def test_a_plan_is_answered_when_it_is_there(api: httpx.Client) -> None:
-    answer = api.post("/v1/plans", json=SMALL, headers={"Prefer": "wait=60"})
+    answer = api.post("/v1/plans", json=SMALL, headers=[("Prefer", "respond-async"), ("Prefer", "wait=60")])
     told = answer.json()
     assert answer.status_code == 200
     assert answer.headers["preference-applied"] == "wait=60"
@@ -36,6 +40,15 @@ def test_a_plan_is_answered_when_it_is_there(api: httpx.Client) -> None:
     assert told["result"] == api.get(told["links"]["result"]).json()
     assert told["result"]["id"] == told["id"]
     assert api.get(told["links"]["self"]).json() == told
+
+
+@pytest.mark.parametrize("state", get_args(State))
+def test_only_a_running_plan_tells_how_far_it_is(state: str) -> None:
+    """What its search told last says nothing of one that has ended or waits again."""
+    progress = '{"text": "searching megatron", "backend": "megatron", "candidates": 0, "solved": 0}'
+    rest: dict[str, Any] = dict.fromkeys(field.name for field in fields(PlanRow))
+    row = PlanRow(**{**rest, "id": "0" * 64, "state": state, "attempts": 1, "created_at": 0.0, "progress": progress})
+    assert (job(row).progress is not None) == (state == "running")
 
 
 def test_a_plan_that_takes_longer_is_looked_for(api: httpx.Client) -> None:

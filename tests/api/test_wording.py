@@ -20,6 +20,8 @@ CHECK: dict[str, Any] = {
     "cluster": {"gpu": "h100", "gpus": 8},
 }
 TINY = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 1024, "vocab": 1000}
+OWN = {**TINY, "max_seq": 4096}
+MOE = {"experts": 4, "top_k": 8, "expert_ffn": 64}
 RUN = {"id": "a", "model": {"name": "x"}, "hardware": {"gpu": "h100"}, "run": {}, "measured": {"step_time_s": 1}}
 
 
@@ -53,6 +55,8 @@ def test_options_that_frameworks_have_too_stay() -> None:
         ("--pin tp", ("/pins/tp",)),
         ("pins.recompute", ("/pins/recompute",)),
         ("megatron", ("/strategy",)),
+        ("pins.tp, pins.pp", ("/pins/tp", "/pins/pp")),
+        ("model.dimensions: layers, moe.top_k", ("/model/dimensions/layers", "/model/dimensions/moe/top_k")),
         ("a/b.json:3", ("/files/a~1b.json",)),
         ("model.config: hidden_size", ("/model/config/hidden_size",)),
         ("somewhere else", ()),
@@ -87,7 +91,21 @@ def test_places_become_pointers(where: str, pointers: tuple[str, ...]) -> None:
         ("plans", SMALL, {"job": {"memory_margin": 0.99}}, "/job/memory_margin"),
         ("plans", SMALL, {"job": {"flash_attention": "no"}}, "/job/flash_attention"),
         ("plans", SMALL, {"backend": "megatro"}, "/backend"),
-        ("plans", SMALL, {"pins": {"x": 1}}, "/pins"),
+        ("plans", SMALL, {"pins": {"x": 1}}, "/pins/x"),
+        ("plans", SMALL, {"pins": {"zero-stagee": 1}}, "/pins/zero-stagee"),
+        ("plans", SMALL, {"pins": {"tp": ""}}, "/pins/tp"),
+        ("plans", SMALL, {"pins": {"tp": 10**20}}, "/pins/tp"),
+        ("plans", SMALL, {"model": {"config": {}}}, "/model/config"),
+        ("plans", SMALL, {"model": {"config": {"a": 1}, "dimensions": {"a": 1}}}, "/model/config"),
+        ("plans", SMALL, {"model": {"dimensions": {**OWN, "heads": 5, "kv_heads": 2}}}, "/model/dimensions/heads"),
+        ("plans", SMALL, {"model": {"dimensions": {**OWN, "layers": "24"}}}, "/model/dimensions/layers"),
+        ("plans", SMALL, {"model": {"dimensions": {**OWN, "moe": MOE}}}, "/model/dimensions/moe/top_k"),
+        (
+            "plans",
+            SMALL,
+            {"model": {"config": {"model_type": "llama", "hidden_size": "1"}}},
+            "/model/config/hidden_size",
+        ),
         ("plans", SMALL, {"pins": {"tp": "x"}}, "/pins/tp"),
         ("plans", SMALL, {"top": 0}, "/top"),
         ("plans", SMALL, {"time_limit_s": 0}, "/time_limit_s"),
@@ -97,7 +115,8 @@ def test_places_become_pointers(where: str, pointers: tuple[str, ...]) -> None:
         ("estimates", {}, {"model": "no", "profile": "measurements", "cluster": {"gpu": "v100", "gpus": 8}}, "/model"),
         ("plans", SMALL, {"a/b~c": 1}, "/a~1b~0c"),
         ("estimates", ESTIMATE, {"strategy": {"tp": 3}}, "/strategy/tp"),
-        ("estimates", ESTIMATE, {"strategy": {"zero_stage": 3}}, "/strategy"),
+        ("estimates", ESTIMATE, {"strategy": {"zero_stage": 3}}, "/strategy/zero_stage"),
+        ("estimates", ESTIMATE, {"strategy": {"layers_per_stage": []}}, "/strategy/layers_per_stage"),
         ("estimates", ESTIMATE, {"strategy": {"schedule": "x"}}, "/strategy/schedule"),
         ("estimates", ESTIMATE, {"strategy": {"recompute": "x"}}, "/strategy/recompute"),
         ("estimates", ESTIMATE, {"strategy": {"offload": "cpu:3"}}, "/strategy/offload"),
@@ -123,8 +142,10 @@ def test_problems_point_at_fields(
     """Every wrong value is told with its place in the body, and with what to do in terms of the body."""
     told = problem_of(api.post(f"/v1/{route}", json={**base, **changes}), 422)
     assert told["errors"][0]["pointer"] == pointer
+    assert len({error["pointer"] for error in told["errors"]}) == len(told["errors"])
     assert told["hint"]
     assert not COMMANDS.search(str(told)), told
+    assert " above" not in str(told)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +157,44 @@ def test_problems_point_at_fields(
         ("/v1/catalog/models?after=x", "after"),
         (f"/v1/plans/{'0' * 64}/artifacts?rank=0", "rank"),
         (f"/v1/plans/{'0' * 64}/artifacts?launcher=x", "launcher"),
+        (f"/v1/plans/{'0' * 64}/artifacts?launcher=slurm&launcher=mpirun", "launcher"),
+        (f"/v1/plans/{'0' * 64}?wait=1", "wait"),
+        ("/v1/plans?state=queued", "state"),
+        ("/v1/catalog/gpus?txt=h100", "txt"),
     ],
 )
 def test_parameters_are_named(api: httpx.Client, path: str, name: str) -> None:
-    assert problem_of(api.get(path), 422)["errors"][0]["pointer"] == name
+    told = problem_of(api.get(path), 422)
+    assert told["errors"][0]["pointer"] == name
+    assert told["hint"]
+
+
+def test_all_missing_dimensions_are_told_at_once(api: httpx.Client) -> None:
+    given = {"layers": 2, "hidden": 256}
+    told = problem_of(api.post("/v1/plans", json={**SMALL, "model": {"dimensions": given}}), 422)
+    missing = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "max_seq")
+    assert [error["pointer"] for error in told["errors"]] == [f"/model/dimensions/{name}" for name in missing]
+    assert told["allowed"].startswith(f"required: {', '.join((*given, *missing))}; optional: activation")
+
+
+@pytest.mark.parametrize(
+    ("route", "changes", "hint", "allowed"),
+    [
+        ("checks", {"files": {"x.txt": "hi"}}, "name it in the field format", "deepspeed-json (DeepSpeed"),
+        ("plans", {"cluster": {"system": "meta-grand", "gpus": 8}}, "did you mean meta-grand-teton?", "aws-p4d, "),
+        ("plans", {"cluster": {"system": "x", "gpus": 8}}, "use one of the allowed names", "meta-grand-teton"),
+        ("plans", {"job": {"global_batch": "1000M", "seq_len": 7}}, "job.global_batch = 100000000 ", "7 tokens"),
+        ("plans", {"pins": {"tp": 10**20}}, "pins.tp = 8", "from 1 to 1000000"),
+        ("plans", {"job": {"loss": "zzz"}}, "choose one of the allowed values for job.loss", "eager"),
+        ("plans", {"model": {"dimensions": {**OWN, "layers": -1}}}, "layers must be greater than 0", "greater than 0"),
+    ],
+)
+def test_hints_can_be_followed(api: httpx.Client, route: str, changes: dict[str, Any], hint: str, allowed: str) -> None:
+    """What a hint names is among what is allowed, and is taken."""
+    base = SMALL if route == "plans" else CHECK
+    told = problem_of(api.post(f"/v1/{route}", json={**base, **changes}), 422)
+    assert hint in told["hint"]
+    assert allowed in told["allowed"]
 
 
 @pytest.mark.parametrize(

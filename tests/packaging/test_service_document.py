@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from planner.service.questions import plan_question
+from planner.specs.model import ModelSpec
+from planner_api.schemas.questions import PlanBody
 from planner_api.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +117,16 @@ def test_scopes() -> None:
     from planner_api.storage.tokens import SCOPES
 
     assert [row[0] for row in table("Tokens")] == [f"`{scope}`" for scope in SCOPES]
+
+
+def test_fields_of_own_models() -> None:
+    """Each field of a model is in the table, those that are required in its first row."""
+    rows = [re.findall(r"`(\w+)`", row[0]) for row in table("Models of your own")]
+    fields = ModelSpec.model_fields
+    assert sorted(name for row in rows for name in row) == sorted(fields)
+    assert rows[0] == [name for name, field in fields.items() if field.is_required() and name != "name"]
+    example = json.loads(re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)[0])
+    assert plan_question(PlanBody.model_validate(example).asked(None, 1.0)).request.model.name == "mine"
 
 
 def test_metrics_and_paths() -> None:

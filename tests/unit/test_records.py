@@ -20,7 +20,7 @@ BAD_LINES = {
     "list": ("[1]", "not a record"),
     "deep": ("[" * 100_000, "not JSON"),
     "huge digits": ('{"id": ' + "9" * 5000 + "}", "not JSON"),
-    "empty object": ("{}", "id: this field is missing"),
+    "empty object": ("{}", "id, model, hardware, run: these fields are missing"),
     "no model": (json.dumps(record("x", model=None)), "model: this must hold named values"),
     "number in quotes": (json.dumps(record("x", model__layers="32")), "model.layers: input should be a valid integer"),
     "no layers": (json.dumps(record("x", model__layers=0)), "model.layers: input should be greater than 0"),

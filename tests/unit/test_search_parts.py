@@ -112,6 +112,7 @@ def test_impossible_pins_say_what_is_allowed(pins: dict[str, Pin], allowed: str)
     """A pinned value that cannot be ends in exit code 2 with the values that can."""
     with pytest.raises(InputError) as caught:
         search(question(pins=pins))
+    assert caught.value.where == ", ".join(f"pins.{name}" for name in pins)
     assert allowed in str(caught.value.allowed)
     assert caught.value.hint
 
@@ -122,6 +123,7 @@ def test_pin_against_a_rule_quotes_the_equation() -> None:
     model = dense_model(heads=8)
     with pytest.raises(InputError) as caught:
         search(Problem(replace(base.context, model=model), {"tp": 16}))
+    assert caught.value.where == "pins.tp"
     assert "heads(8) % tp(16)" in caught.value.message
     assert "heads-over-tp" in caught.value.message
     assert "tp in 1, 2, 4, 8" in str(caught.value.allowed)

@@ -173,7 +173,7 @@ def _told(problem: ValidationError, path: str) -> InputError:
                 where=f"{path}: {where}",
                 got=shown(meant.get("input")),
                 allowed=", ".join(["from", *ClusterFile.model_fields]) if unknown else None,
-                hint=f"correct {where}",
+                hint=f"remove {where}" if unknown else f"give {where} another value",
             )
         return InputError(
             "the machines cannot be read",

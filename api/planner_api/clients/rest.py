@@ -108,7 +108,13 @@ class PlannerClient:
     def artifacts(self, plan_id: str, launcher: str = "torchrun") -> dict[str, str]:
         """The files that start a plan, by relative name; ``launcher`` as for ``planner suggest``."""
         if not _ID.fullmatch(plan_id):
-            raise InputError("this is no id of a plan", where="plan id", got=shown(plan_id))
+            raise InputError(
+                "this is no id of a plan",
+                where="plan id",
+                got=shown(plan_id),
+                allowed="64 hexadecimal digits",
+                hint="take the id of the answer to the question",
+            )
         ends = time.monotonic() + self.deadline_s
         listing = f"{self.url}/v1/plans/{plan_id}/artifacts?launcher={quote(launcher, safe='')}"
         entries = self._object(self._asked("GET", listing, ends)).get("files")

@@ -32,7 +32,11 @@ class BodyGuard:
                 async with asyncio.timeout(self.timeout_s):
                     body = await self._collect(receive)
             except TimeoutError:
-                refused = problem("slow-request", f"the body had not arrived after {self.timeout_s:g} s")
+                refused = problem(
+                    "slow-request",
+                    f"the body had not arrived after {self.timeout_s:g} s",
+                    hint="send the whole body at once; the operator sets the time with PLANNER_BODY_TIMEOUT_S",
+                )
             if body is None:
                 refused = self._too_large()
         if refused is not None:
@@ -55,7 +59,11 @@ class BodyGuard:
                 return bytes(body)
 
     def _too_large(self) -> Problem:
-        return problem("too-large", f"a body may have at most {self.limit_bytes} bytes")
+        return problem(
+            "too-large",
+            f"a body may have at most {self.limit_bytes} bytes",
+            hint="send less in one request; the operator sets the size with PLANNER_BODY_LIMIT_BYTES",
+        )
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -43,7 +43,11 @@ class RateGuard:
             return
         left = await self.window.get_window_stats(self.limit, kind, name)
         wait = max(1, math.ceil(left.reset_time - time.time()))
-        told = problem("too-many-requests", f"more than {self.limit} from one {kind}", hint=f"ask again in {wait} s")
+        told = problem(
+            "too-many-requests",
+            f"more than {self.limit} from one {kind}",
+            hint=f"ask again in {wait} s; `Prefer: wait` asks less often",
+        )
         await problem_response(told, {"Retry-After": str(wait)})(scope, receive, send)
 
     async def _token(self, request: Request, address: str) -> str | None:

@@ -134,7 +134,7 @@ class Form:
             return PlanBody.model_validate_json(json.dumps(body), strict=True)
         except ValidationError as error:
             told = of_validation(error.errors(include_url=False, include_context=False, include_input=False), body)
-            raise ProblemError("bad-input", told.detail, errors=told.errors) from None
+            raise ProblemError("bad-input", told.detail, errors=told.errors, hint=told.hint) from None
 
     def _model(self) -> str | dict[str, Any]:
         text = self["config"]
@@ -188,7 +188,8 @@ def _number(text: str, kind: type[int] | type[float], place: str) -> float:
 
 
 def _refused(place: str, detail: str) -> ProblemError:
-    return ProblemError("bad-input", detail, errors=[FieldProblem(pointer=place, detail=detail)])
+    # The page shows it beside the field.
+    return ProblemError("bad-input", detail, errors=[FieldProblem(pointer=place, detail=detail)], hint=None)
 
 
 def field_of(pointer: str) -> str | None:

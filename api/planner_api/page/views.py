@@ -34,7 +34,7 @@ LAUNCHERS = ("torchrun", "slurm", "trainjob", "pytorchjob", "skypilot", "mpirun"
 LOOK_AGAIN_S = 3
 """Browsers without scripts load a page that waits again."""
 
-OUTCOMES = {"plan": "fits", "infeasible": "nothing fits", "time-limit": "out of time"}
+OUTCOMES = {"plan": "fits", "infeasible": "nothing fits", "refused": "cannot be", "time-limit": "out of time"}
 """How a search ended, in the list of plans."""
 OWN_COLUMNS = ("model", "config", "gpu", "gpus", "seq_len", "global_batch")
 """Fields of a question that have a column of the list; the others stand together in one."""
@@ -114,8 +114,9 @@ def _without_a_plan(row: PlanRow) -> Problem:
     if row.problem is not None:
         return Problem.model_validate_json(row.problem)
     if row.state == "cancelled":
-        return made_problem("conflict", "the plan was cancelled").model_copy(update={"title": "Cancelled"})
-    return made_problem("solver-failed", "the search ended without a plan")
+        cancelled = made_problem("conflict", "the plan was cancelled", hint="ask again for it")
+        return cancelled.model_copy(update={"title": "Cancelled"})
+    return made_problem("solver-failed", "the search ended without a plan", hint="ask again for it")
 
 
 def title_of(document: PlanDocument) -> str:

@@ -136,7 +136,7 @@ def alone(document: PlanDocument, rank: int) -> PlanDocument:
     plans = 1 + len(document.alternatives)
     if rank > plans:
         told = FieldProblem(pointer="rank", detail=f"the document has {counted(plans, 'plan')}")
-        raise ProblemError("bad-input", told.detail, errors=[told])
+        raise ProblemError("bad-input", told.detail, errors=[told], hint=f"give a rank from 1 to {plans}")
     return ranked(document, rank)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import difflib
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from planner_api.guards.tokens import Caller
-from planner_api.problems import FieldProblem, ProblemError, of_validation
+from planner_api.problems import MOST_FIELDS, FieldProblem, ProblemError, of_validation
 from planner_api.services import Services
 from planner_api.storage.tokens import Scope
 
@@ -24,11 +28,42 @@ def services_of(request: Request) -> Services:
     return cast(Services, request.app.state.services)
 
 
-def _caller(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
-    async def admit(request: Request) -> Caller:
+_BEARER = HTTPBearer(scheme_name="token", description="Of `planner tokens create`.", auto_error=False)
+"""For the description only: the gate reads the token, which may be the page's cookie, too."""
+
+
+def _caller(scope: Scope) -> Callable[..., Awaitable[Caller]]:
+    async def admit(request: Request, _: Annotated[object, Depends(_BEARER)]) -> Caller:
         return await services_of(request).gate.admit(request, scope)
 
     return admit
+
+
+async def known_parameters(request: Request) -> None:
+    """Refuse parameters of the query that the route does not have, and one that is given twice; ProblemError 422."""
+    known = sorted(_query_of(request.scope["route"].dependant))
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    told = [
+        FieldProblem(
+            pointer=name[:100], detail="this parameter does not exist" if name not in known else "this is given twice"
+        )
+        for name, times in given.items()
+        if name not in known or times > 1
+    ][:MOST_FIELDS]
+    if told:
+        near = difflib.get_close_matches(told[0].pointer, known, n=1, cutoff=0.75)
+        listed = f"the parameters are {', '.join(known)}" if known else "leave it out: there are no parameters"
+        raise ProblemError(
+            "bad-input",
+            f"{told[0].pointer}: {told[0].detail}",
+            errors=told,
+            hint=f"did you mean {near[0]}? {listed}" if near and near[0] != told[0].pointer else listed,
+        )
+
+
+def _query_of(dependant: Dependant) -> set[str]:
+    """Parameters of the query that a route or what it depends on takes."""
+    return {field.alias for field in dependant.query_params}.union(*map(_query_of, dependant.dependencies))
 
 
 _IDENTIFIER = re.compile(r"[0-9a-f]{64}")
@@ -48,7 +83,9 @@ async def read_body(request: Request, model: type[Body]) -> Body:
     Raises ProblemError 415 and 422."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise ProblemError("wrong-media-type", "the body must be application/json")
+        raise ProblemError(
+            "wrong-media-type", "the body must be application/json", hint="send `Content-Type: application/json`"
+        )
     content = await request.body()
     try:
         return model.model_validate_json(content, strict=True)

@@ -24,7 +24,9 @@ def job(row: PlanRow) -> PlanJob:
             "started_at": _time(row.started_at),
             "finished_at": _time(row.finished_at),
             "attempts": row.attempts,
-            "progress": None if row.progress is None else PlanProgress.model_validate_json(row.progress),
+            "progress": None
+            if row.progress is None or row.state != "running"
+            else PlanProgress.model_validate_json(row.progress),
             "problem": None if row.problem is None else Problem.model_validate_json(row.problem),
             "links": PlanLinks(self=place, result=f"{place}/result", artifacts=f"{place}/artifacts"),
         }

@@ -30,7 +30,9 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"])
 POLL_S = (0.1, 1.0)
 """First and longest pause between looks at a plan that another process may be working on."""
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*(\d{1,6})(?![\w.])", re.IGNORECASE)
-Prefer = Annotated[str | None, Header(max_length=200, description="`wait=N`: hold the answer for up to N seconds.")]
+Prefer = Annotated[
+    str | None, Header(alias="Prefer", max_length=200, description="`wait=N`: hold the answer for up to N seconds.")
+]
 Key = Annotated[
     str | None,
     Header(
@@ -56,16 +58,16 @@ Key = Annotated[
     },
 )
 async def create(
-    request: Request, served: Served, caller: Asker, prefer: Prefer = None, idempotency_key: Key = None
+    request: Request, served: Served, caller: Asker, _prefer: Prefer = None, idempotency_key: Key = None
 ) -> Response:
     """Ask for the best strategy.  The same question, however it is put, is the same plan."""
     asked = await read_body(request, PlanBody)
     if idempotency_key is None:
-        return await _answered(request, asked, served, prefer)
+        return await _answered(request, asked, served)
     await _begin(caller, idempotency_key, await request.body(), served)
     answered = False
     try:
-        response = await _answered(request, asked, served, prefer)
+        response = await _answered(request, asked, served)
         answered = True
         return response
     finally:
@@ -78,14 +80,17 @@ async def _begin(caller: Caller, key: str, content: bytes, served: Services) -> 
         raise ProblemError("key-reused", "this Idempotency-Key came with another body", hint="use a new key")
     if verdict == "in-progress":
         raise ProblemError(
-            "conflict", "the request with this Idempotency-Key is being answered", headers={"Retry-After": "1"}
+            "conflict",
+            "the request with this Idempotency-Key is being answered",
+            hint="send it again a little later: it has the same answer",
+            headers={"Retry-After": "1"},
         )
 
 
-async def _answered(request: Request, asked: PlanBody, served: Services, prefer: str | None) -> Response:
+async def _answered(request: Request, asked: PlanBody, served: Services) -> Response:
     profile = await profile_of(asked, asked.backend, served)
     plan = plan_question(asked.asked(profile, served.settings.solve_time_limit_s)).id
-    wait_s, applied = _wait_s(prefer, served)
+    wait_s, applied = _wait_s(request, served)
     known = served.finished.get(plan)
     if known is None:
         row = await accepted(plan, asked, profile_text(profile), served)
@@ -100,7 +105,9 @@ async def _answered(request: Request, asked: PlanBody, served: Services, prefer:
 async def accepted(plan: str, asked: PlanBody, profile: str | None, served: Services) -> PlanRow:
     """The plan's row, put into the queue where it is not there yet; ProblemError 503 where the queue is full."""
     if served.ending:
-        raise ProblemError("shutting-down", "the service is ending", headers={"Retry-After": "10"})
+        raise ProblemError(
+            "shutting-down", "the service is ending", hint="ask again a little later", headers={"Retry-After": "10"}
+        )
     question = json.dumps({"body": asked.model_dump(mode="json"), "profile": profile and json.loads(profile)})
     settings = served.settings
     try:
@@ -129,9 +136,10 @@ async def finished(row: PlanRow, wait_s: float, served: Services) -> PlanRow:
     return row
 
 
-def _wait_s(prefer: str | None, served: Services) -> tuple[float, dict[str, str]]:
+def _wait_s(request: Request, served: Services) -> tuple[float, dict[str, str]]:
     """Seconds to hold the answer, and the header that says what was taken of the preference (RFC 7240)."""
-    found = _WAIT.search(prefer or "")
+    # The header may stand on several lines.
+    found = _WAIT.search(", ".join(request.headers.getlist("prefer")))
     if found is None:
         return served.settings.quick_wait_s, {}
     seconds = min(float(found[1]), served.settings.longest_wait_s)
@@ -192,5 +200,5 @@ async def cancel(plan: PlanId, served: Served, _: Asker) -> Response:
     """Cancel the plan: one that waits ends at once, one that is being made soon; one that has ended stays."""
     row = await served.plans.cancel(plan)
     if row is None:
-        raise ProblemError("not-found", "there is no plan of this id")
+        raise ProblemError("not-found", "there is no plan of this id", hint="GET /v1/plans lists the ids")
     return json_answer(job(row).model_dump_json())

@@ -63,7 +63,12 @@ class Pool:
         ended by somebody else."""
         async with self._free:
             if self._stopped:
-                raise ProblemError("shutting-down", "the service is ending", headers={"Retry-After": "10"})
+                raise ProblemError(
+                    "shutting-down",
+                    "the service is ending",
+                    hint="ask again a little later",
+                    headers={"Retry-After": "10"},
+                )
             call = _Call(function, arguments, hear)
             self._calls.add(call)
             work = asyncio.get_running_loop().run_in_executor(self._threads, self._work, call)

@@ -198,7 +198,7 @@ def _norms_and_positions(fields: Fields, family_id: str, family: Family, context
     if family.qk_norm_key:
         qk_norm = family.qk_norm if fields.flag(family.qk_norm_key, family_id == "minimax_m2") else "none"
     if fields.flag("qk_layernorm", False):
-        raise fields.fail("qk_layernorm", "query/key layer norms are not known for this model type")
+        raise fields.fail("qk_layernorm", "asks for query/key layer norms, which are not known for this model type")
     return {
         "norm": norm,
         "norms_per_layer": fields.integer("norms_per_layer", minimum=1) or norms,

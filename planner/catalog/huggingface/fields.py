@@ -25,9 +25,15 @@ class Fields:
         return name in self.data
 
     def fail(self, field: str, message: str, *, allowed: str | None = None, hint: str | None = None) -> InputError:
-        """The error for one field (to be raised by the caller)."""
+        """The error for one field (to be raised by the caller); ``message`` is what the sentence says of it."""
         got = None if field not in self.data else _short(self.data[field])
-        return InputError(message, where=f"{self.where}: {field}", got=got, allowed=allowed, hint=hint)
+        return InputError(
+            f"{field} {message}",
+            where=f"{self.where}: {field}",
+            got=got,
+            allowed=allowed,
+            hint=hint or f"write {field} as the checkpoint's own config.json does",
+        )
 
     def first(self, *names: str) -> str | None:
         """The first of the names that is there and not null."""

@@ -14,6 +14,7 @@ from planner.errors import InputError
 
 _LARGEST_FILE_BYTES = 64 * 1024**2
 _CONFIG_NAMES = ("config.json", "params.json", "adapter_config.json")
+_CHECKPOINTS = "give the config.json of the checkpoint"
 _INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -35,9 +36,13 @@ def find_config(path: Path) -> Path:
                 "there is no such file", where=str(path), hint="check the path; `planner models` lists names"
             )
         if not path.is_file():
-            raise InputError("is not a regular file", where=str(path), hint="give a config.json or its folder")
+            raise InputError(
+                "this is neither a file nor a folder", where=str(path), hint="give a config.json or its folder"
+            )
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", where=repr(str(path)), hint="give a config.json") from None
+        raise InputError(
+            f"the file cannot be read: {error}", where=repr(str(path)), hint="give a config.json"
+        ) from None
     return path
 
 
@@ -47,13 +52,13 @@ def read_json(path: Path) -> Fields:
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             raise InputError(
-                "is too large for a configuration", where=where, hint="give the config.json, not the weights"
+                "the file is too large for a configuration", where=where, hint="give the config.json, not the weights"
             )
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise InputError("is not a text file", where=where, hint="give the config.json, not the weights") from None
+        raise InputError("the file is not text", where=where, hint="give the config.json, not the weights") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", where=where) from None
+        raise InputError(f"the file cannot be read: {error}", where=where, hint="check path and permissions") from None
     return Fields(_parse(text, where), where)
 
 
@@ -64,16 +69,24 @@ def _parse(text: str, where: str) -> dict[str, Any]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}",
+            f"the file is not JSON: {error.msg} in line {error.lineno}, column {error.colno}",
             where=where,
-            hint="give the config.json of the checkpoint",
+            hint=_CHECKPOINTS,
         ) from None
     except RecursionError:
-        raise InputError("is nested too deeply to be a model configuration", where=where) from None
+        raise InputError(
+            "the file is nested too deeply to be a model configuration", where=where, hint=_CHECKPOINTS
+        ) from None
     except ValueError as error:
-        raise InputError(f"holds a value that cannot be read: {error}", where=where) from None
+        raise InputError(f"a value cannot be read: {error}", where=where, hint=_CHECKPOINTS) from None
     if not isinstance(value, dict):
-        raise InputError("holds no JSON object", where=where, got=type(value).__name__, allowed="a JSON object {...}")
+        raise InputError(
+            "the file holds no JSON object",
+            where=where,
+            got=type(value).__name__,
+            allowed="a JSON object {...}",
+            hint=_CHECKPOINTS,
+        )
     return value
 
 

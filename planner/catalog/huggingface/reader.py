@@ -59,7 +59,7 @@ def _read(fields: Fields, name: str) -> tuple[ModelSpec, list[str], float | None
     """Spec, what is worth saying, and bytes of a stored parameter where the file tells."""
     refuse_adapter(fields)
     if "weight_map" in fields:
-        raise InputError("is a weight index", where=fields.where, hint="give the config.json beside it")
+        raise InputError("this is a weight index", where=fields.where, hint="give the config.json beside it")
     notes: list[str] = []
     stored_as = None if "dim" in fields else refuse_quantised(fields)
     if stored_as:
@@ -115,7 +115,7 @@ def _family_of(fields: Fields) -> str:
     name = family_name(model_type, architectures)
     if name is None and not architectures:
         raise InputError(
-            "is not a model configuration: it names neither model_type nor architectures",
+            "this is not a model configuration: it names neither model_type nor architectures",
             where=fields.where,
             hint="give the config.json of a checkpoint",
         )

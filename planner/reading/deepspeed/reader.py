@@ -56,7 +56,10 @@ class DeepSpeedReader:
             name = next((name for name in sorted(files) if name.endswith((".json", ".jsonc", ".hjson"))), None)
         if name is None:
             raise InputError(
-                "there is no JSON file among these", where=", ".join(sorted(files)), allowed="a ds_config.json"
+                "there is no JSON file among these",
+                where=", ".join(sorted(files)),
+                allowed="a ds_config.json",
+                hint="name the ds_config.json, too",
             )
         document = parse_lenient(files[name], where=name)
         if not isinstance(document.value, Mapping):
@@ -65,6 +68,7 @@ class DeepSpeedReader:
                 where=name,
                 got=type(document.value).__name__,
                 allowed='{"train_micro_batch_size_per_gpu": 1, ...}',
+                hint="name the ds_config.json itself",
             )
 
         def locate(path: Path) -> str:

@@ -24,7 +24,12 @@ class Sections:
         machines: Machines,
     ) -> None:
         if not isinstance(config, Mapping):
-            raise InputError("a DeepSpeed configuration is a JSON object", where=locate(()), got=type(config).__name__)
+            raise InputError(
+                "a DeepSpeed configuration is a JSON object",
+                where=locate(()),
+                got=type(config).__name__,
+                hint="name the ds_config.json itself",
+            )
         self.config, self.arguments, self.setup, self.machines = config, arguments, setup, machines
         self.notes = Notes(locate, _filled(arguments))
         self.notes.findings += [*setup.findings, *machines.findings]

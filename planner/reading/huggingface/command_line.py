@@ -42,6 +42,7 @@ def script_arguments(files: Files, name: str) -> Section:
             where=name,
             got="--per_device_train_batch_size outside of a command that starts Python",
             allowed="torchrun, deepspeed, accelerate launch or python, a script, and its flags",
+            hint="name the script that starts the training",
         )
     launch = marked[0]
     notes = Notes(name, unread=list(script.missing))

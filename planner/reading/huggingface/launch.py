@@ -72,6 +72,7 @@ def refuse_elsewhere(top: Section) -> None:
             where=top.notes.place("distributed_type"),
             got=shown(top.values.get("distributed_type")),
             allowed=", ".join(GPU_TYPES),
+            hint="use one that trains on GPUs: MULTI_GPU, FSDP or DEEPSPEED",
         )
 
 

@@ -51,7 +51,11 @@ class AccelerateReader:
     def read(self, files: Files) -> Configuration:
         name = _find_config(files) or next((name for name in sorted(files) if name.endswith((".yaml", ".yml"))), None)
         if name is None:
-            raise InputError("there is no YAML file among these", where=", ".join(sorted(files)))
+            raise InputError(
+                "there is no YAML file among these",
+                where=", ".join(sorted(files)),
+                hint="name the YAML that accelerate config wrote",
+            )
         top = _loaded(files, name)
         arguments = find_arguments({other: text for other, text in files.items() if other != name})
         says = arguments_of(files, arguments) if arguments else None
@@ -74,7 +78,11 @@ class TrainingArgumentsReader:
             (name for name in sorted(files) if name.endswith((".json", ".yaml", ".yml"))), None
         )
         if name is None:
-            raise InputError("there is no JSON or YAML file among these", where=", ".join(sorted(files)))
+            raise InputError(
+                "there is no JSON or YAML file among these",
+                where=", ".join(sorted(files)),
+                hint="name the file with the TrainingArguments",
+            )
         says = arguments_of(files, name)
         machines = Machines(gpus=world_size(says.section), gpus_per_node=None)
         mesh = read_mesh(says.section.section("parallelism_config"), yaml_file=False)

@@ -249,6 +249,7 @@ class RecipeReader:
                 "this is no file of a tool that is known here",
                 where=", ".join(sorted(files)),
                 allowed=", ".join(recipe.title for recipe in RECIPES),
+                hint="name the configuration of the framework that the tool starts",
             )
         name, recipe = found
         values = {told: (key, value) for key, told in recipe.values if (value := _value(files[name], key))}

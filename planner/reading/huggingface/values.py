@@ -144,12 +144,23 @@ def read_json(text: str, where: str) -> Mapping[str, Any]:
         value = json.loads(text.removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
         raise InputError(
-            f"this is not JSON: {error.msg}", where=f"{where}:{error.lineno}", got=line_shown(text, error.lineno)
+            f"this is not JSON: {error.msg}",
+            where=f"{where}:{error.lineno}",
+            got=line_shown(text, error.lineno),
+            hint="correct the line named",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError("this JSON cannot be read", where=where, got=str(error)[:80]) from error
+        raise InputError(
+            "this JSON cannot be read", where=where, got=str(error)[:80], hint="name the configuration file itself"
+        ) from error
     if not isinstance(value, dict):
-        raise InputError("the file holds no JSON object", where=where, got=shown(value), allowed="{...}")
+        raise InputError(
+            "the file holds no JSON object",
+            where=where,
+            got=shown(value),
+            allowed="{...}",
+            hint="name the configuration file itself",
+        )
     return value
 
 
@@ -162,7 +173,13 @@ def read_yaml(text: str, where: str) -> Section:
     notes.lines = lines
     value = builder.value(node, ()) if node is not None else None
     if not isinstance(value, dict):
-        raise InputError("the file holds no YAML mapping", where=where, got=shown(value), allowed="key: value lines")
+        raise InputError(
+            "the file holds no YAML mapping",
+            where=where,
+            got=shown(value),
+            allowed="key: value lines",
+            hint="name the configuration file itself",
+        )
     return Section(value, notes)
 
 
@@ -180,6 +197,7 @@ class _Builder:
                 "this YAML is too deep or too large for a configuration",
                 where=f"{self.notes.where}:{node.start_mark.line + 1}",
                 allowed=f"at most {MAX_DEPTH} levels and {MAX_NODES} values, aliases counted as often as they are used",
+                hint="name the configuration file itself",
             )
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)

@@ -84,6 +84,7 @@ class MegatronBridgeOverrides:
                 where=", ".join(sorted(files)),
                 got="no word like section.field=value",
                 allowed="model.tensor_model_parallel_size=8, one a line or on the command line",
+                hint="name the file with the overrides, or the run_config.yaml",
             )
         documents = _documents(files)
         recipe = _recipe(launch) if launch else "the recipe that the file changes" if documents else ""
@@ -195,7 +196,13 @@ def _overrides(files: Files, launch: Launch | None) -> Iterator[_Override]:
         yield from (override for override in given if override.field in known_fields() | {"mixed_precision"})
     for name, text in files.items():
         if "\x00" in text:
-            raise InputError("this is no text file", where=name, got="a zero byte", allowed="section.field=value lines")
+            raise InputError(
+                "this is no text file",
+                where=name,
+                got="a zero byte",
+                allowed="section.field=value lines",
+                hint="name the file with the overrides, or the run_config.yaml",
+            )
         if name.endswith((".py", ".sh", ".sbatch")):
             continue
         for number, line in enumerate(text.splitlines(), 1):

@@ -114,7 +114,13 @@ def _from_script(files: Files) -> Source:
     """The first command that starts a training script with Megatron's arguments."""
     for name, text in files.items():
         if "\x00" in text:
-            raise InputError("this is no text file", where=name, got="a zero byte", allowed="a shell script")
+            raise InputError(
+                "this is no text file",
+                where=name,
+                got="a zero byte",
+                allowed="a shell script",
+                hint="name the script that starts the training",
+            )
     best: tuple[int, str, Script, Launch] | None = None
     for name in entry_scripts(files):
         script = read_script(files, name)

@@ -102,6 +102,7 @@ def _forced(files: Files) -> YamlFile:
             where=names[0],
             got=shown(file.value),
             allowed=", ".join((*REQUIRED_SECTIONS, *TRAINER_SECTIONS)),
+            hint="name the YAML that run_train.py reads",
         )
     return file
 

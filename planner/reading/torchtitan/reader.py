@@ -149,7 +149,10 @@ class _Interpretation(Stated):
             return planned_model(dict(self.read.plan["MODEL"]))
         except (KeyError, TypeError, ValueError) as problem:
             raise InputError(
-                "MODEL holds no dimensions of a model", where="plan_config.py: MODEL", got=str(problem)[:160]
+                "MODEL holds no dimensions of a model",
+                where="plan_config.py: MODEL",
+                got=str(problem)[:160],
+                hint="correct MODEL, or name the model with --model",
             ) from problem
 
     def _expert_tensor(self, model: ModelSpec | None, ep: int, tp: int) -> int | None:

@@ -93,6 +93,7 @@ def gather(files: Files) -> Gathered:
                 "no torchtitan command is found",
                 where=", ".join(sorted(files)),
                 allowed="a command line with --module and --config, or a TOML file of 0.1 or 0.2",
+                hint="name the script that starts torchtitan",
             )
         name = next(iter(tomls))
         return _with_toml(Gathered("toml"), name, tomls[name])
@@ -344,7 +345,11 @@ def _with_toml(gathered: Gathered, name: str, text: str) -> Gathered:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:
         raise InputError(
-            "the TOML file cannot be read", where=name, got=str(problem)[:120], allowed="TOML tables of key = value"
+            "the TOML file cannot be read",
+            where=name,
+            got=str(problem)[:120],
+            allowed="TOML tables of key = value",
+            hint="correct the line named",
         ) from problem
     gathered.settings |= dict(_leaves(document, "", name))
     return gathered

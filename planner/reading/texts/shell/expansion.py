@@ -164,7 +164,12 @@ class Expansion:
             self._add(marked(name))
         else:
             if self.depth > MAX_DEPTH:
-                raise InputError("expansions are nested too deeply", where=self.place, got=text[:40])
+                raise InputError(
+                    "expansions are nested too deeply",
+                    where=self.place,
+                    got=text[:40],
+                    hint="name the part of the script that starts the training",
+                )
             self._deeper(text, quoted)
             if operation.endswith("="):
                 inner = self.machine.joined(text, self.file, self.line, self.depth + 1)

@@ -59,7 +59,12 @@ def read_script(files: Mapping[str, str], name: str) -> Script:
             if function not in machine.called:
                 machine.call(function, [])
     except RecursionError as error:
-        raise InputError("the script is nested too deeply", where=name, got="blocks and calls") from error
+        raise InputError(
+            "the script is nested too deeply",
+            where=name,
+            got="blocks and calls",
+            hint="name the part of the script that starts the training",
+        ) from error
     machine.script.doubtful -= set(machine.variables)
     machine.script.arrays = {
         key: tuple(Word(shown(text), word.where, unknown_names(text)) for word in value for text in word.text.split())
@@ -169,7 +174,12 @@ class Machine:
             words = [*old, *words]
         self.written += len(words)
         if self.written > _MAX_WORDS or sum(len(word.text) for word in words) > 50 * _MAX_WORDS:
-            raise InputError("the script expands without end", where=words[0].where if words else name, got=name)
+            raise InputError(
+                "the script expands without end",
+                where=words[0].where if words else name,
+                got=name,
+                hint="name the part of the script that starts the training",
+            )
         self.variables[name] = words
 
     def environment(self) -> dict[str, str]:
@@ -193,7 +203,12 @@ class Machine:
     def expand(self, token: Token, file: str, depth: int = 0) -> list[Word]:
         """The words that a raw word becomes."""
         if depth > MAX_DEPTH:
-            raise InputError("expansions are nested too deeply", where=f"{file}:{token.line}", got=token.raw[:40])
+            raise InputError(
+                "expansions are nested too deeply",
+                where=f"{file}:{token.line}",
+                got=token.raw[:40],
+                hint="name the part of the script that starts the training",
+            )
         return Expansion(self, file, token.line, depth).words(token.raw)
 
     def joined(self, raw: str, file: str, line: int, depth: int = 0) -> Word:

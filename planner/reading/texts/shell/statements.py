@@ -44,7 +44,12 @@ class Runner:
         """Runs (or skips) statements up to one of the words ``until``, which it returns."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise InputError("blocks are nested too deeply", where=self._here(), got="a nested block")
+            raise InputError(
+                "blocks are nested too deeply",
+                where=self._here(),
+                got="a nested block",
+                hint="name the part of the script that starts the training",
+            )
         status: Status = True
         follow = True
         while self.index < len(self.tokens):

@@ -34,6 +34,7 @@ def span(text: str, start: int, where: str) -> int:
                 where=where,
                 got=repr(text[start : start + 40]),
                 allowed=f"a closing {stack[-1]!r}",
+                hint="close it; `bash -n` finds the place",
             )
         closing, char = stack[-1], text[index]
         if text.startswith(closing, index):
@@ -210,6 +211,10 @@ class _Scanner:
                 self._advance(1)
         if self.index >= len(self.text):
             raise InputError(
-                "an array is opened and never closed", where=f"{self.file}:{opened}", got="'('", allowed="a closing ')'"
+                "an array is opened and never closed",
+                where=f"{self.file}:{opened}",
+                got="'('",
+                allowed="a closing ')'",
+                hint="close it; `bash -n` finds the place",
             )
         self._advance(1)
