@@ -23,7 +23,7 @@ def test_a_pin_is_one_pin(api: httpx.Client, pins: dict[str, Any]) -> None:
     [
         ({"pins": {"tp": 3}}, "/pins/tp"),
         ({"pins": {"dp": 5}}, "/pins/dp"),
-        ({"pins": {"tp": 16, "pp": 2}}, "/pins"),
+        ({"pins": {"tp": 16, "pp": 2}}, "/pins/tp"),
         ({"pins": {"etp": 2}}, "/pins/etp"),
         ({"pins": {"ep": 2}}, "/pins/ep"),
         ({"pins": {"sequence_parallel": True, "tp": 1}}, "/pins/sequence_parallel"),

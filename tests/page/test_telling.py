@@ -84,7 +84,7 @@ WRONG = [
     ({"model": "qwen"}, "fits several models", "qwen3-8b", {"model": "qwen3-8b"}),
     ({"gpu": "h1000"}, "the field “GPU” lists all names", "h100-sxm-80gb", {"gpu": "h100-sxm-80gb"}),
     ({"precision": "nvfp4"}, "no nvfp4 matrix units", "bf16", {"precision": "bf16"}),
-    ({"objective": "x"}, "values above for “Find the plan with”", "the shortest step", {"objective": ""}),
+    ({"objective": "x"}, "allowed values for “Find the plan with”", "the shortest step", {"objective": ""}),
     ({"backend": "megatro"}, "did you mean", "megatron", {"backend": "megatron"}),
     ({"global_batch": "4x"}, "for example", "a batch of 1,024", {"global_batch": "1024"}),
     ({"pins": "pp=2, tpp=4"}, "did you mean", "tp", {"pins": "pp=2, tp=4"}),

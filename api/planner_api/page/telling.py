@@ -147,8 +147,8 @@ _PHRASES: tuple[tuple[str, str], ...] = (
     ),
     ("the description of every field is in /openapi.json", ""),
     ("narrow the question: pins, backend, fewer GPUs", "narrow the question: “Keep”, “Framework”, fewer GPUs"),
-    ("values above for backend", "values above for “Framework”"),
-    ("values above for pins", "values above for “Keep”"),
+    ("allowed values for backend", "allowed values for “Framework”"),
+    ("allowed values for pins", "allowed values for “Keep”"),
 )
 _PLACED = r"(?:(?:cluster|job|pins)\.\w+|\bbackend) = [\w:+/.-]*[\w+]"
 _SPECIAL = re.compile(

@@ -114,9 +114,9 @@ def _without_a_plan(row: PlanRow) -> Problem:
     if row.problem is not None:
         return Problem.model_validate_json(row.problem)
     if row.state == "cancelled":
-        cancelled = made_problem("conflict", "the plan was cancelled", hint="ask again for it")
+        cancelled = made_problem("conflict", "the plan was cancelled", hint=None)
         return cancelled.model_copy(update={"title": "Cancelled"})
-    return made_problem("solver-failed", "the search ended without a plan", hint="ask again for it")
+    return made_problem("solver-failed", "the search ended without a plan", hint=None)
 
 
 def title_of(document: PlanDocument) -> str:
