@@ -187,7 +187,8 @@ def gpu_vendor(framework: str) -> Rule:
         lambda c: c.cluster.accelerator.vendor.lower() in ("nvidia", "amd"),
         lambda c: f"accelerator {c.cluster.accelerator.id} is from vendor {c.cluster.accelerator.vendor!r}",
         reason=(
-            f"The {framework} plans written here are for NVIDIA and AMD GPUs; TPU, Trainium and Gaudi are not covered."
+            f"The {framework} plans written here are for NVIDIA and AMD GPUs; TPU, Trainium, Gaudi and processors are "
+            "not covered."
         ),
         source="scope of this backend",
         allowed="vendor in nvidia, amd",

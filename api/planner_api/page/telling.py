@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.search.pins import PIN_NAMES
 from planner.service.words import miss_text
 from planner_api.page.form import CHOICES, LABELS, USUAL, Form, field_of
 from planner_api.problems import FieldProblem, Problem
@@ -67,7 +68,7 @@ def told(problem: Problem, asked: Form, again: str = "") -> Told:
         allowed=_allowed(problem.allowed or "", pointer, asked),
         fields=fields,
         hint=_sentence(hint or "", pointer, asked),
-        near=tuple(_near(details)),
+        near=tuple(_near(details, hint or "")),
         changes=tuple(_sentence(change, "", asked) for change in changes),
         again=again,
     )
@@ -105,14 +106,15 @@ def _in_percent(said: str) -> str:
     return _LIMIT.sub(lambda match: f"{match[1]} {100 * float(match[2]):g} percent", said)
 
 
-def _near(details: Mapping[str, Any]) -> Iterator[str]:
-    """Of each framework the nearest miss, or the rules that no candidate keeps."""
+def _near(details: Mapping[str, Any], hint: str) -> Iterator[str]:
+    """Of each framework the nearest miss, or the rules that no candidate keeps and that the hint does not quote."""
     nearest = details.get("nearest", {})
     for name, miss in nearest.items():
         yield f"{name}: nearest miss {miss_text(miss)}"
     for name, reasons in details.get("reasons", {}).items():
         if name not in nearest:
-            yield from (f"{name}: {_plain(reason)}" for reason in list(reasons.values())[:SHOWN_REASONS])
+            first = list(reasons.values())[:SHOWN_REASONS]
+            yield from (f"{name}: {_plain(reason)}" for reason in first if reason not in hint)
 
 
 _SAID = {
@@ -225,16 +227,16 @@ def _listed(names: list[str], between: str, pointer: str, asked: Form) -> Senten
     """Names that may stand in the field that ``pointer`` is about."""
     pieces: list[Piece] = []
     for name in names:
-        pieces += [Piece(between), _instead(name, names, pointer, asked)]
+        pieces += [Piece(between), _instead(name, pointer, asked)]
     return tuple(pieces[1:])
 
 
-def _instead(name: str, names: list[str], pointer: str, asked: Form) -> Piece:
+def _instead(name: str, pointer: str, asked: Form) -> Piece:
     """One name in place of the one that cannot be used."""
     field = _field(pointer, asked)
     if field == "pins":
         pin = pointer.removeprefix("/pins").strip("/")
-        pins = asked.pins_with(pin, name) if pin else asked.pins_renamed(name, names)
+        pins = asked.pins_with(pin, name) if pin in PIN_NAMES else asked.pins_renamed(name, PIN_NAMES)
         return Piece(name, asked.address(pins=pins))
     if field is None or field == "config":
         return Piece(name)
