@@ -61,11 +61,13 @@ class Gate:
                 hint="send `Authorization: Bearer TOKEN`; `planner tokens create` makes one",
                 headers=_CHALLENGE,
             )
-        token = self._known.get(text) or await self._store.find(text)
+        remembered = self._known.get(text)
+        token = remembered or await self._store.find(text)
         if token is None or not token.valid:
             why = "is not known" if token is None else "was revoked" if token.revoked_at else "has expired"
             raise ProblemError("no-token", f"the token {why}", hint="ask for a new one", headers=_CHALLENGE)
-        self._known[text] = token
+        if remembered is None:  # storing it again would start its time anew, and a token in use would never end
+            self._known[text] = token
         return token
 
 
