@@ -140,17 +140,49 @@ def test_a_job_is_completed(service_url: str, form: str) -> None:
 
 
 def test_the_filter_may_run_twice(service_url: str) -> None:
-    """Its own output, without the ConfigMap, gives the same sizes and one patch; other patches stay."""
+    """Its own output gives the same job, with or without the ConfigMap; other patches stay."""
     job = changed()
     job["spec"]["runtimePatches"] = [{"manager": "team.local/labels"}]
-    _, first = taken(filtered(service_url, yaml.safe_dump(job)))
-    del first["spec"]["trainer"]["command"]
-    _, second = taken(filtered(service_url, yaml.safe_dump(first)))
-    assert [patch["manager"] for patch in second["spec"]["runtimePatches"]] == [
+    first = filtered(service_url, yaml.safe_dump(job))
+    config_map, made = taken(first)
+    for text in (first.stdout, yaml.safe_dump(made)):
+        assert taken(filtered(service_url, text)) == (config_map, made)
+    assert [patch["manager"] for patch in made["spec"]["runtimePatches"]] == [
         "team.local/labels",
         "parallel-planner.local/files",
     ]
-    assert second["spec"]["trainer"]["env"] == first["spec"]["trainer"]["env"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"planner/gpus": "32"}, {"planner/backend": "pytorch"}],
+    ids=["size", "backend"],
+)
+@pytest.mark.parametrize("command", [None, ["bash", "/plan/launch.sh", "--more"]], ids=["planned", "own"])
+def test_after_a_change(service_url: str, change: dict[str, str], command: list[str] | None) -> None:
+    """Files, mounts, sizes and variables are those of the new plan together, also under a command of one's own."""
+    _, first = taken(filtered(service_url, yaml.safe_dump(JOB)))
+    first["metadata"]["annotations"] |= change
+    first["spec"]["trainer"]["command"] = command or first["spec"]["trainer"]["command"]
+    text = yaml.safe_dump(first)
+    done = filtered(service_url, text)
+    config_map, second = taken(done)
+    assert ("keeps its own command" in done.stderr) == (command is not None)
+    assert second["spec"]["trainer"]["command"] == first["spec"]["trainer"]["command"]
+    plan_id = second["metadata"]["annotations"]["planner/plan-id"]
+    assert plan_id != first["metadata"]["annotations"]["planner/plan-id"]
+    assert config_map is not None
+    assert config_map["metadata"]["name"] == f"plan-{plan_id[:12]}-files"
+    assert set(re.findall(r"plan-[0-9a-f]{12}-files", json.dumps(second))) == {config_map["metadata"]["name"]}
+    variables = {item["name"]: item.get("value") for item in second["spec"]["trainer"]["env"]}
+    assert (variables["PLANNER_PLAN_ID"], variables["PLANNER_BACKEND"]) == (
+        plan_id,
+        change.get("planner/backend", "fsdp"),
+    )
+    # Where only sizes are asked for, the files that stay are told to be another plan's.
+    sizes = filtered(service_url, text, "--sizes-only")
+    assert taken(sizes)[0] is None
+    assert "files of another plan" in sizes.stderr
 
 
 @pytest.mark.parametrize("how", ["command", "args", "option"])
@@ -185,6 +217,8 @@ def test_data_is_mounted_from_a_claim(service_url: str) -> None:
         ("a: [", 2, "neither YAML nor JSON"),
         ("- 1", 2, "not a TrainJob"),
         (json.dumps({**JOB, "kind": "PyTorchJob"}), 2, "not a TrainJob"),
+        (f"{json.dumps(JOB)}\n---\n{json.dumps(JOB)}", 2, "2 documents"),
+        (f"{json.dumps(JOB)}\n---\n{{kind: ConfigMap, metadata: {{name: mine}}}}", 2, "2 documents"),
         (json.dumps({**JOB, "apiVersion": "v1"}), 2, "not a TrainJob"),
         (json.dumps({**JOB, "spec": None}), 2, "no spec"),
         (json.dumps(changed({"planner/model": None})), 2, "names the model"),
