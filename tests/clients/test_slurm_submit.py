@@ -460,7 +460,12 @@ def test_real_slurm_trains(tmp_path: Path, _: None) -> None:
     """Slurm's own words are the machines, and the job trains the plan for its steps on two processes."""
     part = {"time": "3", "setup": [f'export PATH="{Path(PYTHON).parent}:$PATH"']}
     cluster = {"from": "slurm", "gpu": "cpu", "nodes": 1}
-    answer, _log = submitted(tmp_path, {"cluster": cluster, "slurm": part})
+    answer, log = submitted(tmp_path, {"cluster": cluster, "pins": {"dp": 2, "zero_stage": 3}, "slurm": part})
     assert (answer["nodes"], answer["gpus"]) == (1, 2)
     ranks = sorted(path.name for path in (tmp_path / "run" / "results").glob("rank-?.json"))
     assert ranks == ["rank-0.json", "rank-1.json"]
+    # The log says what the command said: the groups; then each step, and where the results are.
+    assert {group["name"]: group["size"] for group in answer["groups"]} == {"dp_shard": 2}
+    assert re.search(r"^\[planner\] groups dp_shard 2 \(.*\): \[0, 1\]$", log, re.MULTILINE), log
+    assert re.findall(r"^\[planner\] step (\d) of 5: .* loss [\d.]+$", log, re.MULTILINE) == list("12345"), log
+    assert f"[planner] every rank writes its results to {tmp_path / 'run' / 'results'}" in log
