@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -189,16 +190,36 @@ def test_the_token_comes_from_a_file(tmp_path: Path, stand_in: str, behaviour: B
     assert "refused to answer (401)" in said[0]
 
 
+def documented() -> str:
+    """The job script that README.md shows."""
+    text = EXAMPLE.with_name("README.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"(?:^    .*\n)+", text[text.index("    #!/bin/bash") :], re.MULTILINE)[:1]
+    return textwrap.dedent(script)
+
+
+def test_the_job_s_script_sends_a_token(tmp_path: Path, stand_in: str, behaviour: Behaviour) -> None:
+    """What README.md shows fetches the files with the token of the user's file, and stops where it is refused."""
+    behaviour.token = "plnr_of-the-user"
+    variables = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PLANNER_URL": stand_in,
+        "PLANNER_PLAN_ID": "0" * 64,
+    }
+    for token, status in ((behaviour.token, "404"), ("plnr_other", "401")):
+        (tmp_path / "planner.header").write_text(f"Authorization: Bearer {token}\n", encoding="utf-8")
+        done = subprocess.run(
+            ["bash", "-c", documented()], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        # The stand-in packs no archives.
+        assert done.returncode != 0
+        assert f"error: {status}" in done.stderr
+
+
 RUN = """
-cat > job.sh <<'SCRIPT'
-#!/bin/bash
-set -euo pipefail
-echo "PLAN $PLANNER_PLAN_ID $PLANNER_DP gpus $SLURM_GPUS_ON_NODE"
-curl --silent --fail "$PLANNER_URL/v1/plans/$PLANNER_PLAN_ID/artifacts.tar.gz?launcher=slurm" | tar --extract --gzip
-cd "plan-${PLANNER_PLAN_ID:0:12}"
-SLURM_SUBMIT_DIR="$PWD" bash job.sbatch
-SCRIPT
-sbatch --wait --output=log --time=2 --cpus-per-task=2 --comment="$1" job.sh || { cat log; exit 1; }
+{ echo "$2"; echo 'echo "PLAN $PLANNER_PLAN_ID $PLANNER_DP gpus $SLURM_GPUS_ON_NODE"'; } > job.sh
+echo 'Authorization: Bearer plnr_not-asked-for' > planner.header
+HOME="$PWD" sbatch --wait --output=log --time=2 --cpus-per-task=2 --comment="$1" job.sh || { cat log; exit 1; }
 cat log
 """
 
@@ -219,7 +240,7 @@ def test_a_sized_job_starts_its_plan(tmp_path: Path, service_url: str) -> None:
         "PLAN_GROUPS": json.dumps(groups),
         "PLAN_IMPORTS": "parallelize",
     }
-    printed = inside_slurm(tmp_path, variables, "nodes", "2", "bash", "-c", RUN, "run", question)
+    printed = inside_slurm(tmp_path, variables, "nodes", "2", "bash", "-c", RUN, "run", question, documented())
     assert re.search(r"PLAN [0-9a-f]{64} 4 gpus 2$", printed, re.MULTILINE), printed
     reports = [json.loads(found) for found in re.findall(r"STARTED (\{.*\})$", printed, re.MULTILINE)]
     assert sorted(report["RANK"] for report in reports) == ["0", "1", "2", "3"], printed
