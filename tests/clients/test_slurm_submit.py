@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -218,6 +219,14 @@ def test_without_slurm(job_file: Path, tmp_path: Path, cli: Cli, monkeypatch: py
         {"cluster": {"gpuu": "h100"}},
         {"cluster": {"gpu": "h100", "nodes": -1}},
         {"cluster": {"gpu": "h100", "from": "pbs"}},
+        {"cluster": {"gpu": "h100", "gpus": True}},
+        {"cluster": {"gpu": "h100", "gpus": "16"}},
+        {"job": {"seq_len": True}},
+        {"job": {"global_batch": True}},
+        {"top": True},
+        {"time_limit_s": True},
+        {"rule_of_thumb": 1},
+        {"top": datetime.date(2026, 1, 1)},
         {"pins": {"tp": 8.5}},
         {"pins": {"tp=1,pp": 8}},
         {"colour": "red"},

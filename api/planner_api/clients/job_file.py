@@ -4,6 +4,7 @@ Every field is checked before anything is planned or submitted; only ``slurm.set
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -153,7 +154,8 @@ def load_job(path: Path) -> JobFile:
     """The content of a job.yaml; InputError names the field that cannot be used."""
     content = read_mapping(path, WHERE)
     try:
-        return JobFile.model_validate(content, strict=False, by_alias=True, by_name=False)
+        # Strict, for true is no number; as JSON, in which lists become tuples and YAML's dates are texts.
+        return JobFile.model_validate_json(json.dumps(content, default=str), strict=True, by_alias=True, by_name=False)
     except ValidationError as problem:
         raise _told(problem, str(path)) from problem
 
