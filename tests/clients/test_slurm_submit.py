@@ -164,12 +164,31 @@ def test_refusals_of_sbatch(
 def test_an_odd_answer_of_sbatch(
     job_file: Path, sbatch: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No number is an error, a cluster behind the number is told."""
+    """No number is an error that says where the files are; a cluster behind the number is told, a site's greeting in
+    any encoding is passed over."""
     monkeypatch.setenv("ANSWER", "welcome")
-    assert cli("slurm-submit", str(job_file), "--out", str(tmp_path / "one")).code == 2
-    monkeypatch.setenv("ANSWER", "12;east")
+    refused = cli("slurm-submit", str(job_file), "--out", str(tmp_path / "one"))
+    assert refused.code == 2
+    assert "squeue --me" in refused.err
+    assert str(tmp_path / "one") in refused.err
+    monkeypatch.setenv("ANSWER", os.fsdecode(b"Universit\xe4t\n12;east"))
     result = cli("slurm-submit", str(job_file), "--out", str(tmp_path / "two"), "--json")
     assert (result.document["job_id"], result.document["cluster"]) == (12, "east")
+
+
+def test_stopped_while_sbatch_hangs(
+    job_file: Path, sbatch: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C then: sbatch may have handed the job over, so the end says how to look and where the files are."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", stopped)
+    result = cli("slurm-submit", str(job_file), "--out", str(tmp_path / "run"))
+    assert result.code == 130
+    assert "squeue --me" in result.err
+    assert str(tmp_path / "run") in result.err
 
 
 def test_existing_files_stay(job_file: Path, sbatch: Path, tmp_path: Path, cli: Cli) -> None:
@@ -214,6 +233,7 @@ def test_without_slurm(job_file: Path, tmp_path: Path, cli: Cli, monkeypatch: py
         {"slurm": {"uid": "0"}},
         {"slurm": "gpu"},
         {"model": {"config": {}, "dimensions": {}}},
+        {"model": {"dimensions": {**TINY, "layers": True}}},
         {"model": "../no-such-file.yaml"},
         {"cluster": "from-somewhere"},
         {"cluster": {"gpuu": "h100"}},
