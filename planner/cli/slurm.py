@@ -71,8 +71,20 @@ def slurm_submit(
     submitted: Submitted | None = None
     if not dry_run:
         service.write_document(prepared.files, prepared.folder, force=force)
-        submitted = slurm.submit(prepared.folder, job.slurm)
+        submitted = _submitted(prepared)
     problems.print_json(_document(prepared, submitted)) if as_json else _print(prepared, submitted)
+
+
+def _submitted(prepared: _Prepared) -> Submitted:
+    """What sbatch answers; Ctrl-C meanwhile leaves open whether there is a job, and what then is said."""
+    from planner.cli.console import stderr
+    from planner_api.clients import slurm
+
+    try:
+        return slurm.submit(prepared.folder, prepared.job.slurm)
+    except KeyboardInterrupt:
+        stderr().print(slurm.unclear(prepared.folder, prepared.job.slurm), soft_wrap=True, markup=False)
+        raise
 
 
 def _prepared(job: JobFile, folder: Path, server: str | None, out: Path | None, *, quiet: bool) -> _Prepared:
