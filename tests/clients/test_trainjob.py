@@ -198,10 +198,25 @@ def test_a_command_of_its_own_stays(service_url: str, how: str) -> None:
 
 def test_the_job_s_own_size_counts(service_url: str) -> None:
     """Without gpus and nodes in the annotations the job's nodes and GPUs are the machines."""
-    limits = {"limits": {"nvidia.com/gpu": 4}}
-    job = changed({"planner/gpus": None}, numNodes=4, resourcesPerNode=limits)
-    _, made = taken(filtered(service_url, json.dumps(job)))
-    assert (made["spec"]["trainer"]["numNodes"], made["spec"]["trainer"]["numProcPerNode"]) == (4, 4)
+    for part in ("limits", "requests"):
+        job = changed({"planner/gpus": None}, numNodes=4, resourcesPerNode={part: {"nvidia.com/gpu": 4}})
+        _, made = taken(filtered(service_url, json.dumps(job)))
+        assert (made["spec"]["trainer"]["numNodes"], made["spec"]["trainer"]["numProcPerNode"]) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "stays"), [("4", False), (4, False), ("8000m", False), ("1k", False), ("512", True), (512, True)]
+)
+def test_no_request_above_its_limit(service_url: str, limit: str | int, stays: bool) -> None:
+    """Memory and GPUs are the plan's in both; a limit of the cores below the plan's request goes, and is told."""
+    limits = {"cpu": limit, "memory": "1Gi", "nvidia.com/gpu": 8}
+    done = filtered(service_url, json.dumps(changed(resourcesPerNode={"limits": limits})))
+    found = taken(done)[1]["spec"]["trainer"]["resourcesPerNode"]
+    assert ("cpu" in found["limits"]) == stays
+    assert (f"the limit of {limit} cores is left out" in done.stderr) == (not stays)
+    assert {name: found["limits"][name] for name in ("memory", "nvidia.com/gpu")} == {
+        name: found["requests"][name] for name in ("memory", "nvidia.com/gpu")
+    }
 
 
 def test_data_is_mounted_from_a_claim(service_url: str) -> None:
@@ -221,6 +236,9 @@ def test_data_is_mounted_from_a_claim(service_url: str) -> None:
         (f"{json.dumps(JOB)}\n---\n{{kind: ConfigMap, metadata: {{name: mine}}}}", 2, "2 documents"),
         (json.dumps({**JOB, "apiVersion": "v1"}), 2, "not a TrainJob"),
         (json.dumps({**JOB, "spec": None}), 2, "no spec"),
+        (json.dumps({**JOB, "spec": {"trainer": {}}}), 2, "names no runtime"),
+        (json.dumps({**JOB, "spec": {"runtimeRef": {"name": ""}}}), 2, "names no runtime"),
+        (json.dumps(changed(resourcesPerNode={"requests": {"nvidia.com/mig-1g.10gb": 1}})), 2, "for whole GPUs"),
         (json.dumps(changed({"planner/model": None})), 2, "names the model"),
         (json.dumps(changed({"planner/gpu": None})), 2, "names the accelerator"),
         (json.dumps(changed({"planner/gpus": None})), 2, "how many GPUs"),

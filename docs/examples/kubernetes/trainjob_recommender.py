@@ -36,6 +36,8 @@ KNOWN = ("model", *WORDS_OF_CLUSTER, *NUMBERS_OF_CLUSTER, "seq-len", *WORDS_OF_J
 ANSWERS = ("plan-id", "verdict")
 KEPT_OF_METADATA = ("name", "generateName", "namespace", "labels")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+PARTS_OF_GPUS = re.compile(r"/(mig-|gpu\.|gpu-)")
+"""``nvidia.com/mig-1g.10gb``, and GPUs that several pods share."""
 FILES_OF_A_PLAN = re.compile(r"plan-[0-9a-f]{12}-files")
 MANAGER = "parallel-planner.local/files"
 DATA_VOLUME = "data"
@@ -89,6 +91,14 @@ def read_job(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         )
     if not isinstance(spec, dict) or not isinstance(metadata, dict):
         raise InputError("the TrainJob has no metadata or no spec", hint="see `kubectl explain trainjob`")
+    runtime = spec.get("runtimeRef")
+    if not isinstance(runtime, dict) or not isinstance(runtime.get("name"), str) or not runtime["name"]:
+        raise InputError(
+            "the TrainJob names no runtime",
+            where="spec.runtimeRef",
+            allowed="a mapping with the name of a ClusterTrainingRuntime or TrainingRuntime",
+            hint="for example runtimeRef: {name: torch-distributed}; `kubectl get clustertrainingruntimes` lists them",
+        )
     check_shapes(job)
     return job, given_files
 
@@ -124,6 +134,14 @@ def check_shapes(job: dict[str, Any]) -> None:
         )
         if not fine or not all(isinstance(name, str) for name in names):
             raise InputError("this part of the TrainJob has another shape", where=where, hint="see `kubectl explain`")
+        slices = [name for name in names if PARTS_OF_GPUS.search(name)]
+        if slices:
+            raise InputError(
+                "a plan is for whole GPUs, not for parts of them",
+                where=where,
+                got=slices[0],
+                hint="take it out of the job",
+            )
 
 
 def asked_of(job: dict[str, Any]) -> dict[str, str]:
@@ -201,7 +219,8 @@ def pins(text: str) -> dict[str, int | str]:
 def own_size(job: dict[str, Any]) -> dict[str, int]:
     """Nodes, and GPUs of a node, that the job already asks for."""
     trainer = job["spec"].get("trainer") or {}
-    limits = (trainer.get("resourcesPerNode") or {}).get("limits") or {}
+    per_node = trainer.get("resourcesPerNode") or {}
+    asked_for = {**(per_node.get("requests") or {}), **(per_node.get("limits") or {})}
     nodes = trainer.get("numNodes")
     if not isinstance(nodes, int) or nodes < 1:
         raise InputError(
@@ -209,7 +228,7 @@ def own_size(job: dict[str, Any]) -> dict[str, int]:
             where=f"metadata.annotations: {PREFIX}gpus",
             hint=f"annotate {PREFIX}gpus or {PREFIX}nodes, or set spec.trainer.numNodes",
         )
-    gpus = [int(count) for name, count in limits.items() if name.endswith("/gpu") and str(count).isdigit()]
+    gpus = [int(count) for name, count in asked_for.items() if name.endswith("/gpu") and str(count).isdigit()]
     return {"nodes": nodes, **({"gpus_per_node": gpus[0]} if gpus and gpus[0] else {})}
 
 
@@ -219,12 +238,13 @@ def recommended(
     """(ConfigMap of the plan's files where the job mounts them, the TrainJob, notes)."""
     rendered = yaml.safe_load(files["trainjob.yaml"])["spec"]
     spec = dict(job["spec"])
-    spec["trainer"] = trainer = sized(spec.get("trainer") or {}, rendered["trainer"], document)
+    given = spec.get("trainer") or {}
+    spec["trainer"] = trainer = sized(given, rendered["trainer"], document)
     patches = spec.get("runtimePatches") or []
     kept = [patch for patch in patches if patch.get("manager") != MANAGER]
     own = has_own_command(trainer, rendered["trainer"]["command"])
     config_map: dict[str, Any] | None = None
-    notes = []
+    notes = limits_left_out(given, trainer)
     if not sizes_only and (not own or len(kept) < len(patches)):
         require_variables(trainer["env"], rendered["trainer"].get("env") or [])
         config_map, patch = mounted(rendered, files, asked_of(job).get("claim"))
@@ -286,12 +306,34 @@ def verdict(document: PlanDocument) -> str:
 
 
 def resources(given: dict[str, Any], rendered: dict[str, Any]) -> dict[str, Any]:
-    """What a pod asks for: the plan's GPUs, cores and memory; other resources (rdma/...) stay as they were."""
+    """What a pod asks for: the plan's GPUs, cores and memory; other resources (rdma/...) stay as they were, as does a
+    limit of the cores that is not below them."""
     made = dict(given)
     for part, wanted in rendered["resourcesPerNode"].items():
         others = {k: v for k, v in (given.get(part) or {}).items() if not k.endswith("/gpu")}
         made[part] = {**others, **wanted}
+    limits = made["limits"]
+    if "cpu" in limits and cores(limits["cpu"]) < cores(made["requests"]["cpu"]):
+        made["limits"] = {name: value for name, value in limits.items() if name != "cpu"}
     return made
+
+
+def cores(quantity: Any) -> float:
+    """Cores of "4", 4 or "4000m"; none where it is written in another way, so that it is no limit that stays."""
+    text = str(quantity)
+    number = text.removesuffix("m")
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", number):
+        return 0.0
+    return float(number) / (1000 if number != text else 1)
+
+
+def limits_left_out(given: dict[str, Any], made: dict[str, Any]) -> list[str]:
+    """A note where a limit of the cores is gone."""
+    before, after = (((part.get("resourcesPerNode") or {}).get("limits") or {}).get("cpu") for part in (given, made))
+    if before is None or after is not None:
+        return []
+    wanted = made["resourcesPerNode"]["requests"]["cpu"]
+    return [f"the limit of {before} cores is left out: a pod of the plan asks for {wanted}"]
 
 
 def environment(given: list[dict[str, Any]], document: PlanDocument) -> list[dict[str, Any]]:
