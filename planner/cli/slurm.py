@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli import options as o
+from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.specs.plan import PlanDocument
@@ -61,13 +62,16 @@ def slurm_submit(
     from planner import service
     from planner.cli import problems
     from planner_api.clients import slurm
-    from planner_api.clients.job_file import load_job
+    from planner_api.clients.job_file import in_its_words, load_job
 
     job = load_job(job_file)
     if not dry_run:
         slurm.require("sbatch")
     service.check_output(out, LAUNCHER)
-    prepared = _prepared(job, job_file.parent, server, out, quiet=as_json)
+    try:
+        prepared = _prepared(job, job_file.parent, server, out, quiet=as_json)
+    except PlannerError as error:
+        raise in_its_words(error, job_file) from error
     submitted: Submitted | None = None
     if not dry_run:
         service.write_document(prepared.files, prepared.folder, force=force)

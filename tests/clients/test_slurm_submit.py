@@ -264,6 +264,46 @@ def test_fields_that_are_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("changes", "where", "says"),
+    [
+        ({"model": 7}, "model", "a name of the catalogue, a path, or a mapping"),
+        ({"model": {"config": 7}}, "model.config", "an object with named values"),
+        ({"model": "no-such.yaml"}, "model", "there is no such file"),
+        ({"cluster": {"gpu": "h100", "gpus": True}}, "cluster.gpus", "a whole number"),
+        ({"cluster": {"gpu": "h100", "gpus": 12}}, "cluster.gpus", "use cluster.gpus = 8 or"),
+        ({"cluster": {"gpu": "nope", "gpus": 8}}, "cluster.gpu", "`planner gpus` lists"),
+        ({"job": {"global_batch": True}}, "job.global_batch", "a number of sequences"),
+        ({"job": {"seq_len": -1}}, "job.seq_len", "give job.seq_len a value"),
+        ({"pins": {"tp": 1.5}}, "pins.tp", "a whole number, a word"),
+        ({"pins": {"tp": True}}, "pins.tp", "for example pins.tp = 8"),
+        ({"pins": {"colour": 1}}, "pins", "for pins"),
+        ({"backend": "nope"}, "backend", "for backend"),
+        ({"profile": "absent.json"}, "profile", "there is no such file"),
+        ({"slurm": {"setup": "x"}}, "slurm.setup", "a list"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_fields(tmp_path: Path, cli: Cli, changes: dict[str, Any], where: str, says: str) -> None:
+    """The file by its name, the field as it is written there, and no option that this command does not have."""
+    path = written(tmp_path, changes).rename(tmp_path / "mine.yaml")
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    result = cli("slurm-submit", str(path), "--dry-run")
+    assert result.code == 2
+    assert result.err.startswith(f"error: {path}: {where}: ")
+    assert says in " ".join(result.err.split())
+    assert "--" not in result.err
+
+
+def test_what_would_fit_is_told_in_fields(tmp_path: Path, cli: Cli) -> None:
+    """The change that makes a plan fit is one of the job file."""
+    path = written(tmp_path, {"model": "405b", "cluster": {"gpu": "h100", "gpus": 8}, "backend": "auto"})
+    result = cli("slurm-submit", str(path), "--dry-run")
+    assert result.code == 3
+    assert "with cluster.gpus = " in " ".join(result.err.split())
+    assert "--gpus" not in result.err
+
+
 def test_values_are_quoted_for_the_shell(job_file: Path, tmp_path: Path) -> None:
     """What setup.sh exports is read back by a shell as it was given, whatever it holds."""
     nasty = "a'b\"c $(touch x) `touch y` \\ #SBATCH --uid=0 é"
