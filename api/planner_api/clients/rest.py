@@ -74,8 +74,15 @@ class PlannerClient:
         headers = {"User-Agent": f"parallel-planner/{__version__}", "Accept": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {_checked_token(token, self.url, allowed=plain or local)}"
-        # A proxy of the environment would be handed what is meant for this machine alone.
-        self._http = httpx.Client(headers=headers, timeout=timeout_s, follow_redirects=False, trust_env=not local)
+        self._http = httpx.Client(
+            headers=headers,
+            timeout=timeout_s,
+            follow_redirects=False,
+            # A proxy of the environment would be handed what is meant for this machine alone.
+            trust_env=not local,
+            # Whose certificates are trusted, SSL_CERT_FILE and SSL_CERT_DIR say everywhere.
+            verify=httpx.create_ssl_context() if self.url.startswith("https:") else True,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +172,7 @@ class PlannerClient:
             raise PlannerError(
                 f"the service cannot be reached: {str(problem) or type(problem).__name__}",
                 where=self.url,
-                hint=_UNREACHABLE_HINT,
+                hint=_hint_of(problem),
             ) from problem
 
     def _refusal(self, answer: httpx.Response) -> PlannerError:
@@ -240,6 +247,14 @@ class PlannerClient:
             allowed=allowed,
             hint=f"check --server or {URL_VARIABLE}, and that client and service are of one version",
         )
+
+
+def _hint_of(problem: Exception) -> str:
+    """What to do where nothing came back."""
+    text = str(problem)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "set SSL_CERT_FILE to a file (PEM) with the certificate of the authority that this service's is from"
+    return "does this port speak https? check --server" if "SSL" in text else _UNREACHABLE_HINT
 
 
 def _checked_url(text: str) -> str:
