@@ -4,6 +4,7 @@ Nor filling its memory, holding its connections, or learning its secrets."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -18,7 +19,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import Response
 
+from planner_api.guards.hosts import HostGuard
 from planner_api.guards.tokens import REMEMBERED_S
 from tests.api.conftest import Running
 from tests.api.questions import SMALL, plan, problem_of
@@ -281,9 +284,29 @@ def test_other_names_and_pages_are_refused(api: httpx.Client) -> None:
     problem_of(api.post("/v1/plans", content=b"{}", headers={"Content-Type": "text/plain"}), 415)
 
 
-def test_the_database_password_is_told_to_nobody(tmp_path: Path) -> None:
+def test_probes_need_no_name() -> None:
+    """A health check of the same machine asks by the loopback's name, whatever names the service has; nobody else."""
+
+    async def asked(path: str, host: str) -> int:
+        transport = httpx.ASGITransport(HostGuard(Response("through"), ["planner.example.org"]))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.get(path, headers={"Host": host})).status_code
+
+    for path, host, status in (
+        ("/healthz", "localhost", 200),
+        ("/readyz", "127.0.0.1:8000", 200),
+        ("/healthz", "[::1]:8000", 200),
+        ("/healthz", "evil.example", 421),
+        ("/v1/plans", "localhost", 421),
+        ("/v1/plans", "planner.example.org", 200),
+    ):
+        assert asyncio.run(asked(path, host)) == status, (path, host)
+
+
+@pytest.mark.parametrize("place", ["planner:{}@127.0.0.1:1/planner", "planner@127.0.0.1:1/planner?password={}"])
+def test_the_database_password_is_told_to_nobody(place: str) -> None:
     """Not where the database cannot be reached."""
-    url = f"postgresql://planner:{SECRET}@127.0.0.1:1/planner"
+    url = f"postgresql://{place.format(SECRET)}"
     done = subprocess.run(
         [sys.executable, "-m", "planner", "serve", "--port", "0", "--debug"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PLANNER_DATABASE_URL": url},
