@@ -52,7 +52,13 @@ def slurm_submit(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the job's files; default: the plan's name.", rich_help_panel=o.OUTPUT),
+        typer.Option(
+            "--out",
+            help="Folder of the job's files; default: the plan's name.",
+            rich_help_panel=o.OUTPUT,
+            parser=o.folder,
+            metavar="PATH",
+        ),
     ] = None,
     force: o.Force = False,
     as_json: o.AsJson = False,

@@ -231,7 +231,11 @@ class PlannerClient:
         if not isinstance(result, dict):
             address = self._same_service(f"/v1/plans/{quote(str(state.get('id')), safe='')}/result")
             result = self._object(self._asked("GET", address, time.monotonic() + self.deadline_s))
-        return read_plan(json.dumps(result), f"{self.url}: result")
+        try:
+            return read_plan(json.dumps(result), "result")
+        except InputError as problem:
+            place = f"{problem.where}: {problem.message}"
+            raise self._odd(f"a plan document of this version ({place})", problem.got) from problem
 
     def _object(self, answer: httpx.Response) -> dict[str, Any]:
         content = document_of(answer.text)
