@@ -38,6 +38,9 @@ class Metrics:
         )
         self._queue = Gauge("planner_queue_depth", "Plans that wait.", registry=self.registry)
         self._running = Gauge("planner_plans_running", "Plans that are worked on.", registry=self.registry)
+        self._ended = Gauge(
+            "planner_plans_ended", "Plans of the database that have ended.", ["outcome"], registry=self.registry
+        )
 
     def planned(self, outcome: str, seconds: float) -> None:
         self._plans.labels(outcome).inc()
@@ -50,8 +53,11 @@ class Metrics:
     def refused(self, reason: str) -> None:
         self._refused.labels(reason).inc()
 
-    def text(self, counts: dict[str, int]) -> bytes:
-        """The exposition, with the queue as it is now."""
+    def text(self, counts: dict[str, int], ended: dict[str, int]) -> bytes:
+        """The exposition, with the queue and the plans as they are now, whichever process made them."""
         self._queue.set(counts.get("queued", 0))
         self._running.set(counts.get("running", 0))
+        self._ended.clear()
+        for outcome, number in ended.items():
+            self._ended.labels(outcome).set(number)
         return generate_latest(self.registry)

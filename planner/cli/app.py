@@ -106,7 +106,7 @@ def suggest(
     """Find the best strategy that a training framework can run."""
     from planner import service
     from planner.cli import console
-    from planner.report.files import check_reports, write_reports
+    from planner.report.files import check_beside, check_reports, write_reports
 
     request = service.PlanRequest(
         model=model,
@@ -122,7 +122,7 @@ def suggest(
         time_limit_s=time_limit,
     )
     service.check_output(out, launcher)
-    check_reports(report or (), force=force)
+    check_reports(report or (), force=force, out=out)
     interrupted = False
     with console.progress(quiet=as_json) as progress:
         try:
@@ -130,7 +130,10 @@ def suggest(
         except service.Interrupted as stop:
             document, interrupted = stop.document, True
     files = service.render_document(document, launcher=launcher) if out is not None else None
-    written = service.write_document(files, out, force=force) if files is not None and out is not None else []
+    written = []
+    if files is not None and out is not None:
+        check_beside(report or (), out, files)
+        written = service.write_document(files, out, force=force)
     write_reports(document, report or ())
     _print(document, as_json, written, report or ())
     if interrupted:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from planner.errors import InputError
+
 INPUT = "Input"
 MACHINES = "Machines"
 JOB = "Job"
@@ -65,9 +67,24 @@ ProfilePath = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=OUTPUT)]
+
+
+def folder(text: str) -> Path:
+    """The folder that a text names; an empty one, of a variable that is not set, is none."""
+    if not text.strip():
+        raise InputError("this is not a folder", where="--out", got=repr(text), allowed="a folder", hint="name one")
+    return Path(text)
+
+
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="Write the files that start the job into this folder.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--out",
+        help="Write the files that start the job into this folder.",
+        rich_help_panel=OUTPUT,
+        parser=folder,
+        metavar="PATH",
+    ),
 ]
 Report = Annotated[
     list[Path] | None,

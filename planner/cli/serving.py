@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -202,6 +203,15 @@ async def _with_store(chosen: Settings, method: str, *arguments: Any) -> Any:
     from planner_api.storage.database import Database
     from planner_api.storage.tokens import TokenStore
 
+    if method != "create" and chosen.database.get_backend_name() == "sqlite":
+        file = Path(chosen.database.database or "")
+        if not file.is_file():
+            raise InputError(
+                "there is no such database, so it has no tokens",
+                where="PLANNER_DATABASE_URL",
+                got=shown(str(file)),
+                hint="name the database of the service, or make the first token with `planner tokens create`",
+            )
     # Without the lock of a service: a service may run on the same SQLite file.
     database = Database(chosen.database)
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli import options as o
+from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.specs.plan import PlanDocument
@@ -51,7 +52,13 @@ def slurm_submit(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the job's files; default: the plan's name.", rich_help_panel=o.OUTPUT),
+        typer.Option(
+            "--out",
+            help="Folder of the job's files; default: the plan's name.",
+            rich_help_panel=o.OUTPUT,
+            parser=o.folder,
+            metavar="PATH",
+        ),
     ] = None,
     force: o.Force = False,
     as_json: o.AsJson = False,
@@ -61,18 +68,33 @@ def slurm_submit(
     from planner import service
     from planner.cli import problems
     from planner_api.clients import slurm
-    from planner_api.clients.job_file import load_job
+    from planner_api.clients.job_file import in_its_words, load_job
 
     job = load_job(job_file)
     if not dry_run:
         slurm.require("sbatch")
     service.check_output(out, LAUNCHER)
-    prepared = _prepared(job, job_file.parent, server, out, quiet=as_json)
+    try:
+        prepared = _prepared(job, job_file.parent, server, out, quiet=as_json)
+    except PlannerError as error:
+        raise in_its_words(error, job_file) from error
     submitted: Submitted | None = None
     if not dry_run:
         service.write_document(prepared.files, prepared.folder, force=force)
-        submitted = slurm.submit(prepared.folder, job.slurm)
+        submitted = _submitted(prepared)
     problems.print_json(_document(prepared, submitted)) if as_json else _print(prepared, submitted)
+
+
+def _submitted(prepared: _Prepared) -> Submitted:
+    """What sbatch answers; Ctrl-C meanwhile leaves open whether there is a job, and what then is said."""
+    from planner.cli.console import stderr
+    from planner_api.clients import slurm
+
+    try:
+        return slurm.submit(prepared.folder, prepared.job.slurm)
+    except KeyboardInterrupt:
+        stderr().print(slurm.unclear(prepared.folder, prepared.job.slurm), soft_wrap=True, markup=False)
+        raise
 
 
 def _prepared(job: JobFile, folder: Path, server: str | None, out: Path | None, *, quiet: bool) -> _Prepared:

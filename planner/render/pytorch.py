@@ -62,6 +62,7 @@ def run_config(document: PlanDocument, plan: Plan) -> RunConfig:
 
 
 WATCH = (
+    "What rank 0 prints: the groups of the ranks, time and loss of each step, and the folder of the results.",
     f"`rank-<r>.json` of every rank in `{RESULTS}` (or where `RESULTS` points), written at the end; "
     "`rank-<r>.failure.json` where a rank failed, `rank-<r>.phase` for what it does at the moment.",
     f"The comparison with the estimate: `planner validate plan.json --results {RESULTS}`, where the results of all "

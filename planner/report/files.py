@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,9 @@ OPTION = "--report"
 SUFFIXES = (".html", ".md")
 
 
-def check_reports(paths: Sequence[Path], *, force: bool) -> None:
-    """Refuse files of an unknown kind or that cannot be written, before a search is spent on them."""
+def check_reports(paths: Sequence[Path], *, force: bool, out: Path | None = None) -> None:
+    """Refuse files of an unknown kind or that cannot be written, before a search is spent on them; ``out`` is the
+    folder that the launch files are written into."""
     for index, path in enumerate(paths):
         if path.suffix.lower() not in SUFFIXES:
             raise InputError(
@@ -28,7 +29,13 @@ def check_reports(paths: Sequence[Path], *, force: bool) -> None:
                 allowed=" or ".join(SUFFIXES),
                 hint="end the name with .html for a page with figures, or .md for a pull request",
             )
-        check_target(path, OPTION, force=force, others=[(other, OPTION) for other in paths[:index]])
+        check_target(path, OPTION, force=force, others=[(other, OPTION) for other in paths[:index]], made=out)
+
+
+def check_beside(paths: Sequence[Path], out: Path, names: Iterable[str]) -> None:
+    """Refuse a report in the place of a launch file, whether or not files may be replaced."""
+    for path in paths:
+        check_target(path, OPTION, force=True, others=[(out / name, "--out") for name in names], made=out)
 
 
 def write_reports(document: PlanDocument, paths: Sequence[Path]) -> None:

@@ -5,6 +5,7 @@ Unknown architectures are refused by the readers below; nothing is guessed here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def _stated(given: StatedModel) -> Resolved:
 
 def _of_dimensions(content: Mapping[str, Any], where: str) -> Resolved:
     try:
-        return ModelSpec.model_validate(content, strict=True), (), ()
+        # Strict, for true is no number; as JSON, in which lists become tuples.
+        return ModelSpec.model_validate_json(json.dumps(content, default=str), strict=True), (), ()
     except ValidationError as problem:
         raise input_error(problem, where, _DIMENSIONS) from problem
 

@@ -11,17 +11,20 @@ from planner.errors import InputError
 from planner.specs.problems import shown
 
 
-def check_target(path: Path, option: str, *, force: bool, others: Iterable[tuple[Path, str]] = ()) -> None:
+def check_target(
+    path: Path, option: str, *, force: bool, others: Iterable[tuple[Path, str]] = (), made: Path | None = None
+) -> None:
     """Refuse a file that cannot be written, before work is spent on it; ``others`` are files that must not be replaced,
-    with the option that names them."""
+    with the option that names them, ``made`` is a folder that the command makes where it does not exist."""
     place = shown(str(path))
     try:
         exists, regular = path.exists() or path.is_symlink(), path.is_file()
         parent = _target(path).parent
         folder, writable = parent.is_dir(), os.access(parent, os.W_OK)
+        coming = made is not None and not made.exists() and _target(made) == parent
         taken = next((used for other, used in others if _target(other) == _target(path)), None)
     except (OSError, ValueError):
-        exists, regular, folder, writable, taken = False, False, False, False, None
+        exists, regular, folder, writable, coming, taken = False, False, False, False, False, None
     if taken is not None:
         raise InputError(
             f"this file is also what {taken} names",
@@ -34,6 +37,8 @@ def check_target(path: Path, option: str, *, force: bool, others: Iterable[tuple
         raise InputError(
             "this is not a file that can be replaced", where=option, got=place, allowed="a file", hint="name another"
         )
+    if coming:
+        return
     if not folder:
         raise InputError(
             "the folder does not exist", where=option, got=place, allowed="an existing folder", hint="create it first"

@@ -105,7 +105,12 @@ def _limit(message: str) -> str | None:
     return limit if found and limit.startswith(("greater than ", "less than ", "at least ", "at most ")) else None
 
 
-_MESSAGES = {"model_type": "this must hold named values", "dict_type": "this must hold named values"}
+_MESSAGES = {
+    "model_type": "this must hold named values",
+    "dict_type": "this must hold named values",
+    "tuple_type": "this must be a list",
+    "list_type": "this must be a list",
+}
 """What pydantic says in the words of its own classes."""
 _TYPES = {
     "int": "a whole number",
@@ -115,5 +120,7 @@ _TYPES = {
     "finite_number": "a finite number",
     "model": "an object with named values",
     "dict": "an object with named values",
+    "tuple": "a list",
+    "list": "a list",
 }
 """What pydantic's type errors ask for."""

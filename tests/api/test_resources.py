@@ -201,6 +201,9 @@ def test_numbers_move_and_name_nobody(api: httpx.Client) -> None:
     after = numbers(api)
     counted = 'planner_plans_total{outcome="plan"}'
     assert after[counted] == before.get(counted, 0) + 1
+    # The same of the database, in which other processes' plans stand, too.
+    kept = 'planner_plans_ended{outcome="plan"}'
+    assert after[kept] == before.get(kept, 0) + 1
     posted = 'planner_http_requests_total{method="POST",route="/v1/plans",status="200"}'
     assert after[posted] > before.get(posted, 0)
     assert after["planner_queue_depth"] >= 0

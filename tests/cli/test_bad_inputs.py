@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import SMALL_JOB, Cli
 
 GOOD = ["suggest", "--model", "llama-3.1-8b", "--gpus", "8", "--gpu", "h100"]
 
@@ -264,3 +264,23 @@ def test_interrupt(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "suggest", stopped)
     result = cli(*GOOD)
     assert (result.code, result.out, result.err) == (130, "", "interrupted\n")
+
+
+def test_a_folder_without_a_name(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty --out, of a variable that is not set, is not the folder one stands in."""
+    monkeypatch.chdir(tmp_path)
+    for command in (("suggest", *SMALL_JOB), ("slurm-submit", "job.yaml")):
+        result = cli(*command, "--out", "")
+        assert result.code == 2
+        assert "--out: this is not a folder" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_tokens_of_no_database(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistyped path is told, and no database is made of it."""
+    monkeypatch.setenv("PLANNER_DATABASE_URL", f"sqlite:///{tmp_path}/absent/plans.db")
+    for words in (("list",), ("revoke", "0")):
+        result = cli("tokens", *words)
+        assert result.code == 2
+        assert "there is no such database" in result.err
+    assert not list(tmp_path.iterdir())

@@ -25,6 +25,20 @@ def test_both_kinds_are_written(cli: Cli, tmp_path: Path, command: tuple[str, ..
     assert sorted(tmp_path.iterdir()) == [page, text]
 
 
+def test_beside_the_launch_files(cli: Cli, tmp_path: Path) -> None:
+    """A report may lie in the folder that --out makes, and never takes the place of one of its files."""
+    out = tmp_path / "made"
+    assert cli("suggest", *SMALL_JOB, "--out", str(out), "--report", str(out / "plan.html")).code == 0
+    guide = (out / "README.md").read_text(encoding="utf-8")
+    for folder in (out, tmp_path / "new"):
+        report = folder / "README.md"
+        result = cli("suggest", *SMALL_JOB, "--out", str(folder), "--report", str(report), "--force")
+        assert result.code == 2
+        assert "also what --out names" in result.err
+    assert (out / "README.md").read_text(encoding="utf-8") == guide
+    assert not (tmp_path / "new").exists()
+
+
 def test_json_stays_json(cli: Cli, tmp_path: Path) -> None:
     """Beside a report, --json prints the document and nothing else."""
     result = cli("suggest", *SMALL_JOB, "--json", "--report", str(tmp_path / "plan.md"))

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -183,15 +185,22 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(behaviour: Behaviour) -> Iterator[str]:
-    """The address of such a server on a free port of this machine, until the block ends."""
+def serving(behaviour: Behaviour, certificate: Path | None = None) -> Iterator[str]:
+    """The address of such a server on a free port of this machine, until the block ends; https with a ``certificate``
+    (and its key, in one file)."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.behaviour = behaviour  # type: ignore[attr-defined]
+    scheme, host = "http", "127.0.0.1"
+    if certificate is not None:
+        scheme, host = "https", "localhost"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{scheme}://{host}:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -33,18 +34,18 @@ ASKS = "planner model=gpt2-124m gpu=l4 gpus=8 gpus_per_node=4 backend=fsdp"
 SUBMIT = """
 printf '#!/bin/bash\\ntrue\\n' > job.sh
 for comment in "$@"; do
-  said="$(sbatch --hold --comment="$comment" $MORE job.sh 2>&1)" || true
+  # Options may stand before the comment.  No such job starts, but Slurm looks for nodes as it does not for held ones.
+  more="" && [[ "$comment" == *"|"* ]] && more="${comment%%|*}"
+  said="$(sbatch --begin=now+1hour --comment="${comment#*|}" $more job.sh 2>&1)" || true
   echo "SAID ${said//$'\\n'/ }"
 done
 scontrol show job --oneliner
 """
 
 
-def asked(
-    folder: Path, url: str, *comments: str, more: str = "", **settings: str
-) -> tuple[list[str], list[dict[str, str]]]:
+def asked(folder: Path, url: str, *comments: str, **settings: str) -> tuple[list[str], list[dict[str, str]]]:
     """What sbatch said to each comment, and the jobs that Slurm then had, by field."""
-    variables = {"PLANNER_URL": url, "JOB_SUBMIT_LUA": str(EXAMPLE), "MORE": more, "PLANNER_WAIT_S": "60", **settings}
+    variables = {"PLANNER_URL": url, "JOB_SUBMIT_LUA": str(EXAMPLE), "PLANNER_WAIT_S": "60", **settings}
     printed = inside_slurm(folder, variables, *BESIDE, "bash", "-c", SUBMIT, "submit", *comments)
     said = re.findall(r"^SAID (.*)$", printed, re.MULTILINE)
     assert len(said) == len(comments), printed
@@ -85,6 +86,7 @@ def test_jobs_are_sized_and_refused(tmp_path: Path, service_url: str) -> None:
         "planner model=405b gpu=h100 gpus=8",
         "planner model=no-such-model gpu=h100 gpus=8",
         "planner model=70b gpu=h100",
+        "planner",
         "planner model=70b gpu=h100 gpus=0",
         "planner model=70b gpu=h100 gpus=8 gpus=16",
         "planner model=70b gpu=h100 gpus=8 colour=red",
@@ -97,12 +99,20 @@ def test_jobs_are_sized_and_refused(tmp_path: Path, service_url: str) -> None:
     assert "2 nodes x 4 GPUs" in said[0]
     assert "Submitted batch job 1" in said[0]
     for index, reason in enumerate(
-        ("more GPUs", "no-such-model", "gpus=... or nodes", "whole number", "given twice", "no field 'colour'"),
+        (
+            "more GPUs",
+            "no-such-model",
+            "gpus=... or nodes",
+            "model=... is missing",
+            "whole number",
+            "given twice",
+            "no field 'colour'",
+        ),
         start=1,
     ):
         assert reason in said[index]
-    assert all("is not name=value" in text for text in said[7:10])
-    assert all("Batch job submission failed" in text for text in said[1:10])
+    assert all("is not name=value" in text for text in said[8:11])
+    assert all("Batch job submission failed" in text for text in said[1:11])
     assert not (tmp_path / "gone").exists()
     sized, *others = jobs
     assert (sized["NumNodes"], sized["NumTasks"], sized["TresPerNode"]) == ("2-2", "2", "gres:gpu:4")
@@ -111,11 +121,17 @@ def test_jobs_are_sized_and_refused(tmp_path: Path, service_url: str) -> None:
     assert not any("AdminComment" in job for job in others)
 
 
-def test_a_job_of_another_size_is_refused(tmp_path: Path, service_url: str) -> None:
-    """What the job states itself is not overruled."""
-    said, jobs = asked(tmp_path, service_url, ASKS, more="--nodes=3")
+def test_what_a_job_states_itself(tmp_path: Path, service_url: str) -> None:
+    """Tasks become the plan's, however they are stated; another number of nodes or GPUs is refused."""
+    other = ("--nodes=3", "--gres=gpu:2", "--gres=gpu", "--gpus-per-node=2", "--gpus=4", "--gpus-per-task=1 -n 8")
+    same = ("-n 8", "-N 2 --ntasks-per-node=4", "-c 6 -n 8", "-n 8 --ntasks-per-socket=4", "--gres=gpu:4", "--gpus=8")
+    said, jobs = asked(tmp_path, service_url, *(f"{words}|{ASKS}" for words in (*other, *same)))
     assert "the plan needs 2 nodes" in said[0]
-    assert jobs == []
+    for words, text in zip(other[1:], said[1:], strict=False):
+        assert re.search(rf"the plan needs 4 GPUs a node, .*leave out .*{words.split('=')[0]}", text), text
+    assert all("Submitted" in text for text in said[len(other) :]), said
+    sizes = ["{NumNodes} {NumTasks} {NumCPUs} {TresPerNode}".format(**job) for job in jobs]
+    assert sizes == [f"2-2 2 {cores} gres:gpu:4" for cores in (2, 2, 12, 2, 2, 2)]
 
 
 def closed_port() -> int:
@@ -174,16 +190,36 @@ def test_the_token_comes_from_a_file(tmp_path: Path, stand_in: str, behaviour: B
     assert "refused to answer (401)" in said[0]
 
 
+def documented() -> str:
+    """The job script that README.md shows."""
+    text = EXAMPLE.with_name("README.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"(?:^    .*\n)+", text[text.index("    #!/bin/bash") :], re.MULTILINE)[:1]
+    return textwrap.dedent(script)
+
+
+def test_the_job_s_script_sends_a_token(tmp_path: Path, stand_in: str, behaviour: Behaviour) -> None:
+    """What README.md shows fetches the files with the token of the user's file, and stops where it is refused."""
+    behaviour.token = "plnr_of-the-user"
+    variables = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "PLANNER_URL": stand_in,
+        "PLANNER_PLAN_ID": "0" * 64,
+    }
+    for token, status in ((behaviour.token, "404"), ("plnr_other", "401")):
+        (tmp_path / "planner.header").write_text(f"Authorization: Bearer {token}\n", encoding="utf-8")
+        done = subprocess.run(
+            ["bash", "-c", documented()], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        # The stand-in packs no archives.
+        assert done.returncode != 0
+        assert f"error: {status}" in done.stderr
+
+
 RUN = """
-cat > job.sh <<'SCRIPT'
-#!/bin/bash
-set -euo pipefail
-echo "PLAN $PLANNER_PLAN_ID $PLANNER_DP gpus $SLURM_GPUS_ON_NODE"
-curl --silent --fail "$PLANNER_URL/v1/plans/$PLANNER_PLAN_ID/artifacts.tar.gz?launcher=slurm" | tar --extract --gzip
-cd "plan-${PLANNER_PLAN_ID:0:12}"
-SLURM_SUBMIT_DIR="$PWD" bash job.sbatch
-SCRIPT
-sbatch --wait --output=log --time=2 --cpus-per-task=2 --comment="$1" job.sh || { cat log; exit 1; }
+{ echo "$2"; echo 'echo "PLAN $PLANNER_PLAN_ID $PLANNER_DP gpus $SLURM_GPUS_ON_NODE"'; } > job.sh
+echo 'Authorization: Bearer plnr_not-asked-for' > planner.header
+HOME="$PWD" sbatch --wait --output=log --time=2 --cpus-per-task=2 --comment="$1" job.sh || { cat log; exit 1; }
 cat log
 """
 
@@ -204,7 +240,7 @@ def test_a_sized_job_starts_its_plan(tmp_path: Path, service_url: str) -> None:
         "PLAN_GROUPS": json.dumps(groups),
         "PLAN_IMPORTS": "parallelize",
     }
-    printed = inside_slurm(tmp_path, variables, "nodes", "2", "bash", "-c", RUN, "run", question)
+    printed = inside_slurm(tmp_path, variables, "nodes", "2", "bash", "-c", RUN, "run", question, documented())
     assert re.search(r"PLAN [0-9a-f]{64} 4 gpus 2$", printed, re.MULTILINE), printed
     reports = [json.loads(found) for found in re.findall(r"STARTED (\{.*\})$", printed, re.MULTILINE)]
     assert sorted(report["RANK"] for report in reports) == ["0", "1", "2", "3"], printed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -232,3 +233,26 @@ def test_the_service_with_tokens_and_no_patience(tmp_path: Path) -> None:
             assert "launch.sh" in client.artifacts(document.id)
         with PlannerClient(url, made.stdout.strip() + "x") as client, pytest.raises(InputError, match="not known"):
             client.suggest(QUESTION)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_certificates(tmp_path: Path, behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority of one's own is SSL_CERT_FILE's, on this machine as elsewhere; who does not know it is told so."""
+    both = tmp_path / "both.pem"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run([*make.split(), "-keyout", both, "-out", tmp_path / "cert.pem"], check=True, capture_output=True)
+    both.write_bytes(both.read_bytes() + (tmp_path / "cert.pem").read_bytes())
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    behaviour.answer = (401, {}, b"")
+    with serving(behaviour, both) as url:
+        with PlannerClient(url) as client, pytest.raises(PlannerError, match="cannot be reached") as unknown:
+            client.suggest({})
+        assert "SSL_CERT_FILE" in str(unknown.value.hint)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        with PlannerClient(url) as client, pytest.raises(PlannerError, match="401") as known:
+            client.suggest({})
+        assert "PLANNER_TOKEN" in str(known.value.hint)
+    with serving(behaviour) as url, PlannerClient(url.replace("http:", "https:")) as client:
+        with pytest.raises(PlannerError, match="cannot be reached") as plain:
+            client.suggest({})
+        assert "speak https" in str(plain.value.hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -163,12 +164,31 @@ def test_refusals_of_sbatch(
 def test_an_odd_answer_of_sbatch(
     job_file: Path, sbatch: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No number is an error, a cluster behind the number is told."""
+    """No number is an error that says where the files are; a cluster behind the number is told, a site's greeting in
+    any encoding is passed over."""
     monkeypatch.setenv("ANSWER", "welcome")
-    assert cli("slurm-submit", str(job_file), "--out", str(tmp_path / "one")).code == 2
-    monkeypatch.setenv("ANSWER", "12;east")
+    refused = cli("slurm-submit", str(job_file), "--out", str(tmp_path / "one"))
+    assert refused.code == 2
+    assert "squeue --me" in refused.err
+    assert str(tmp_path / "one") in refused.err
+    monkeypatch.setenv("ANSWER", os.fsdecode(b"Universit\xe4t\n12;east"))
     result = cli("slurm-submit", str(job_file), "--out", str(tmp_path / "two"), "--json")
     assert (result.document["job_id"], result.document["cluster"]) == (12, "east")
+
+
+def test_stopped_while_sbatch_hangs(
+    job_file: Path, sbatch: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C then: sbatch may have handed the job over, so the end says how to look and where the files are."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", stopped)
+    result = cli("slurm-submit", str(job_file), "--out", str(tmp_path / "run"))
+    assert result.code == 130
+    assert "squeue --me" in result.err
+    assert str(tmp_path / "run") in result.err
 
 
 def test_existing_files_stay(job_file: Path, sbatch: Path, tmp_path: Path, cli: Cli) -> None:
@@ -213,11 +233,20 @@ def test_without_slurm(job_file: Path, tmp_path: Path, cli: Cli, monkeypatch: py
         {"slurm": {"uid": "0"}},
         {"slurm": "gpu"},
         {"model": {"config": {}, "dimensions": {}}},
+        {"model": {"dimensions": {**TINY, "layers": True}}},
         {"model": "../no-such-file.yaml"},
         {"cluster": "from-somewhere"},
         {"cluster": {"gpuu": "h100"}},
         {"cluster": {"gpu": "h100", "nodes": -1}},
         {"cluster": {"gpu": "h100", "from": "pbs"}},
+        {"cluster": {"gpu": "h100", "gpus": True}},
+        {"cluster": {"gpu": "h100", "gpus": "16"}},
+        {"job": {"seq_len": True}},
+        {"job": {"global_batch": True}},
+        {"top": True},
+        {"time_limit_s": True},
+        {"rule_of_thumb": 1},
+        {"top": datetime.date(2026, 1, 1)},
         {"pins": {"tp": 8.5}},
         {"pins": {"tp=1,pp": 8}},
         {"colour": "red"},
@@ -233,6 +262,46 @@ def test_fields_that_are_refused(
     assert result.code == 2, result.out
     assert "hint:" in result.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "says"),
+    [
+        ({"model": 7}, "model", "a name of the catalogue, a path, or a mapping"),
+        ({"model": {"config": 7}}, "model.config", "an object with named values"),
+        ({"model": "no-such.yaml"}, "model", "there is no such file"),
+        ({"cluster": {"gpu": "h100", "gpus": True}}, "cluster.gpus", "a whole number"),
+        ({"cluster": {"gpu": "h100", "gpus": 12}}, "cluster.gpus", "use cluster.gpus = 8 or"),
+        ({"cluster": {"gpu": "nope", "gpus": 8}}, "cluster.gpu", "`planner gpus` lists"),
+        ({"job": {"global_batch": True}}, "job.global_batch", "a number of sequences"),
+        ({"job": {"seq_len": -1}}, "job.seq_len", "give job.seq_len a value"),
+        ({"pins": {"tp": 1.5}}, "pins.tp", "a whole number, a word"),
+        ({"pins": {"tp": True}}, "pins.tp", "for example pins.tp = 8"),
+        ({"pins": {"colour": 1}}, "pins.colour", "for pins.colour"),
+        ({"backend": "nope"}, "backend", "for backend"),
+        ({"profile": "absent.json"}, "profile", "there is no such file"),
+        ({"slurm": {"setup": "x"}}, "slurm.setup", "a list"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_fields(tmp_path: Path, cli: Cli, changes: dict[str, Any], where: str, says: str) -> None:
+    """The file by its name, the field as it is written there, and no option that this command does not have."""
+    path = written(tmp_path, changes).rename(tmp_path / "mine.yaml")
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    result = cli("slurm-submit", str(path), "--dry-run")
+    assert result.code == 2
+    assert result.err.startswith(f"error: {path}: {where}: ")
+    assert says in " ".join(result.err.split())
+    assert "--" not in result.err
+
+
+def test_what_would_fit_is_told_in_fields(tmp_path: Path, cli: Cli) -> None:
+    """The change that makes a plan fit is one of the job file."""
+    path = written(tmp_path, {"model": "405b", "cluster": {"gpu": "h100", "gpus": 8}, "backend": "auto"})
+    result = cli("slurm-submit", str(path), "--dry-run")
+    assert result.code == 3
+    assert "with cluster.gpus = " in " ".join(result.err.split())
+    assert "--gpus" not in result.err
 
 
 def test_values_are_quoted_for_the_shell(job_file: Path, tmp_path: Path) -> None:
@@ -460,7 +529,12 @@ def test_real_slurm_trains(tmp_path: Path, _: None) -> None:
     """Slurm's own words are the machines, and the job trains the plan for its steps on two processes."""
     part = {"time": "3", "setup": [f'export PATH="{Path(PYTHON).parent}:$PATH"']}
     cluster = {"from": "slurm", "gpu": "cpu", "nodes": 1}
-    answer, _log = submitted(tmp_path, {"cluster": cluster, "slurm": part})
+    answer, log = submitted(tmp_path, {"cluster": cluster, "pins": {"dp": 2, "zero_stage": 3}, "slurm": part})
     assert (answer["nodes"], answer["gpus"]) == (1, 2)
     ranks = sorted(path.name for path in (tmp_path / "run" / "results").glob("rank-?.json"))
     assert ranks == ["rank-0.json", "rank-1.json"]
+    # The log says what the command said: the groups; then each step, and where the results are.
+    assert {group["name"]: group["size"] for group in answer["groups"]} == {"dp_shard": 2}
+    assert re.search(r"^\[planner\] groups dp_shard 2 \(.*\): \[0, 1\]$", log, re.MULTILINE), log
+    assert re.findall(r"^\[planner\] step (\d) of 5: .* loss [\d.]+$", log, re.MULTILINE) == list("12345"), log
+    assert f"[planner] every rank writes its results to {tmp_path / 'run' / 'results'}" in log

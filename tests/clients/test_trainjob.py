@@ -140,17 +140,49 @@ def test_a_job_is_completed(service_url: str, form: str) -> None:
 
 
 def test_the_filter_may_run_twice(service_url: str) -> None:
-    """Its own output, without the ConfigMap, gives the same sizes and one patch; other patches stay."""
+    """Its own output gives the same job, with or without the ConfigMap; other patches stay."""
     job = changed()
     job["spec"]["runtimePatches"] = [{"manager": "team.local/labels"}]
-    _, first = taken(filtered(service_url, yaml.safe_dump(job)))
-    del first["spec"]["trainer"]["command"]
-    _, second = taken(filtered(service_url, yaml.safe_dump(first)))
-    assert [patch["manager"] for patch in second["spec"]["runtimePatches"]] == [
+    first = filtered(service_url, yaml.safe_dump(job))
+    config_map, made = taken(first)
+    for text in (first.stdout, yaml.safe_dump(made)):
+        assert taken(filtered(service_url, text)) == (config_map, made)
+    assert [patch["manager"] for patch in made["spec"]["runtimePatches"]] == [
         "team.local/labels",
         "parallel-planner.local/files",
     ]
-    assert second["spec"]["trainer"]["env"] == first["spec"]["trainer"]["env"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"planner/gpus": "32"}, {"planner/backend": "pytorch"}],
+    ids=["size", "backend"],
+)
+@pytest.mark.parametrize("command", [None, ["bash", "/plan/launch.sh", "--more"]], ids=["planned", "own"])
+def test_after_a_change(service_url: str, change: dict[str, str], command: list[str] | None) -> None:
+    """Files, mounts, sizes and variables are those of the new plan together, also under a command of one's own."""
+    _, first = taken(filtered(service_url, yaml.safe_dump(JOB)))
+    first["metadata"]["annotations"] |= change
+    first["spec"]["trainer"]["command"] = command or first["spec"]["trainer"]["command"]
+    text = yaml.safe_dump(first)
+    done = filtered(service_url, text)
+    config_map, second = taken(done)
+    assert ("keeps its own command" in done.stderr) == (command is not None)
+    assert second["spec"]["trainer"]["command"] == first["spec"]["trainer"]["command"]
+    plan_id = second["metadata"]["annotations"]["planner/plan-id"]
+    assert plan_id != first["metadata"]["annotations"]["planner/plan-id"]
+    assert config_map is not None
+    assert config_map["metadata"]["name"] == f"plan-{plan_id[:12]}-files"
+    assert set(re.findall(r"plan-[0-9a-f]{12}-files", json.dumps(second))) == {config_map["metadata"]["name"]}
+    variables = {item["name"]: item.get("value") for item in second["spec"]["trainer"]["env"]}
+    assert (variables["PLANNER_PLAN_ID"], variables["PLANNER_BACKEND"]) == (
+        plan_id,
+        change.get("planner/backend", "fsdp"),
+    )
+    # Where only sizes are asked for, the files that stay are told to be another plan's.
+    sizes = filtered(service_url, text, "--sizes-only")
+    assert taken(sizes)[0] is None
+    assert "files of another plan" in sizes.stderr
 
 
 @pytest.mark.parametrize("how", ["command", "args", "option"])
@@ -166,10 +198,25 @@ def test_a_command_of_its_own_stays(service_url: str, how: str) -> None:
 
 def test_the_job_s_own_size_counts(service_url: str) -> None:
     """Without gpus and nodes in the annotations the job's nodes and GPUs are the machines."""
-    limits = {"limits": {"nvidia.com/gpu": 4}}
-    job = changed({"planner/gpus": None}, numNodes=4, resourcesPerNode=limits)
-    _, made = taken(filtered(service_url, json.dumps(job)))
-    assert (made["spec"]["trainer"]["numNodes"], made["spec"]["trainer"]["numProcPerNode"]) == (4, 4)
+    for part in ("limits", "requests"):
+        job = changed({"planner/gpus": None}, numNodes=4, resourcesPerNode={part: {"nvidia.com/gpu": 4}})
+        _, made = taken(filtered(service_url, json.dumps(job)))
+        assert (made["spec"]["trainer"]["numNodes"], made["spec"]["trainer"]["numProcPerNode"]) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "stays"), [("4", False), (4, False), ("8000m", False), ("1k", False), ("512", True), (512, True)]
+)
+def test_no_request_above_its_limit(service_url: str, limit: str | int, stays: bool) -> None:
+    """Memory and GPUs are the plan's in both; a limit of the cores below the plan's request goes, and is told."""
+    limits = {"cpu": limit, "memory": "1Gi", "nvidia.com/gpu": 8}
+    done = filtered(service_url, json.dumps(changed(resourcesPerNode={"limits": limits})))
+    found = taken(done)[1]["spec"]["trainer"]["resourcesPerNode"]
+    assert ("cpu" in found["limits"]) == stays
+    assert (f"the limit of {limit} cores is left out" in done.stderr) == (not stays)
+    assert {name: found["limits"][name] for name in ("memory", "nvidia.com/gpu")} == {
+        name: found["requests"][name] for name in ("memory", "nvidia.com/gpu")
+    }
 
 
 def test_data_is_mounted_from_a_claim(service_url: str) -> None:
@@ -185,8 +232,13 @@ def test_data_is_mounted_from_a_claim(service_url: str) -> None:
         ("a: [", 2, "neither YAML nor JSON"),
         ("- 1", 2, "not a TrainJob"),
         (json.dumps({**JOB, "kind": "PyTorchJob"}), 2, "not a TrainJob"),
+        (f"{json.dumps(JOB)}\n---\n{json.dumps(JOB)}", 2, "2 documents"),
+        (f"{json.dumps(JOB)}\n---\n{{kind: ConfigMap, metadata: {{name: mine}}}}", 2, "2 documents"),
         (json.dumps({**JOB, "apiVersion": "v1"}), 2, "not a TrainJob"),
         (json.dumps({**JOB, "spec": None}), 2, "no spec"),
+        (json.dumps({**JOB, "spec": {"trainer": {}}}), 2, "names no runtime"),
+        (json.dumps({**JOB, "spec": {"runtimeRef": {"name": ""}}}), 2, "names no runtime"),
+        (json.dumps(changed(resourcesPerNode={"requests": {"nvidia.com/mig-1g.10gb": 1}})), 2, "for whole GPUs"),
         (json.dumps(changed({"planner/model": None})), 2, "names the model"),
         (json.dumps(changed({"planner/gpu": None})), 2, "names the accelerator"),
         (json.dumps(changed({"planner/gpus": None})), 2, "how many GPUs"),

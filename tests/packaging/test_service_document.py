@@ -137,7 +137,7 @@ def test_metrics_and_paths() -> None:
     metrics = Metrics()
     metrics.planned("plan", 1.0)
     metrics.refused("too-many")
-    exposed = metrics.text({"queued": 1})
+    exposed = metrics.text({"queued": 1}, {"failed": 1})
     for name, _ in table("Monitoring"):
         series, _, label = name.strip("`").partition("{")
         pattern = (

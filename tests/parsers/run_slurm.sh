@@ -45,6 +45,8 @@ SlurmdPidFile=$work/%n.pid
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 GresTypes=gpu
+# A submission may wait for the planner where the machine is busy (Slurm: 10 s).
+MessageTimeout=60
 # A request that no node can satisfy is refused at once.
 EnforcePartLimits=ALL
 PartitionName=all Nodes=ALL Default=YES MaxTime=7-00:00:00 State=UP

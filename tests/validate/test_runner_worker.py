@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,10 @@ from tests.validate.runner_cases import CASES, DENSE, configuration, strategy
 torch = pytest.importorskip("torch", reason="needs torch (the validate extra)")
 pytestmark = pytest.mark.torch
 
-from planner_validate.trainer.layout import unsupported  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+from planner_validate.trainer.job_log import group_lines  # noqa: E402
+from planner_validate.trainer.layout import Layout, make_layout, unsupported  # noqa: E402
 from planner_validate.trainer.worker import Post, kind_of, module_of, report  # noqa: E402
 
 
@@ -26,10 +31,34 @@ def start(folder: Path, case: str, processes: int) -> str:
     return torchrun(processes, "-m", "planner_validate.trainer.worker", "--config", str(config), "--out", out).stdout
 
 
+def printed(output: str) -> list[str]:
+    """What rank 0 says, without measured figures."""
+    lines = re.findall(r"^\[planner\] (.*)$", output, re.MULTILINE)
+    return [
+        re.sub(
+            r": [0-9.]+ m?s, loss \d+\.\d{4}$", ": <time>, loss <number>", re.sub(r"by [0-9.e-]+", "by <number>", line)
+        )
+        for line in lines
+    ]
+
+
 def test_results_of_a_run(tmp_path: Path) -> None:
     """Every rank leaves its steps, memory, collectives with their times, and the same gradient check."""
     output = start(tmp_path, "fsdp", 4)
     results = tmp_path / "results"
+    config = configuration("fsdp")
+    assert printed(output) == [
+        "4 ranks joined: dense",
+        "groups dp_shard 4 (weights, gradients and optimizer states): [0, 1, 2, 3]",
+        f"every rank writes its results to {results}",
+        "gradient check passed: they differ from the unsharded model's by <number>, 1e-04 is allowed",
+        f"warm-up step 1 of {config.warmup_steps}: <time>, loss <number>",
+        *(
+            f"step {step + 1} of {config.measured_steps}: <time>, loss <number>"
+            for step in range(config.measured_steps)
+        ),
+        f"done: `planner validate plan.json --results {results}` compares with the plan",
+    ], output[-3000:]
     names = {path.name for path in results.iterdir()}
     assert names >= {f"rank-{rank}.{kind}" for rank in range(4) for kind in ("json", "phase")}, output[-3000:]
     assert not any(name.endswith(("failure.json", ".part")) for name in names)
@@ -59,6 +88,51 @@ def test_another_number_of_processes(tmp_path: Path) -> None:
         assert "4 processes" in failure.message
         assert "2 were started" in failure.message
     assert not list(results.glob("rank-?.json"))
+
+
+def formed(layout: Layout) -> dict[str, set[tuple[int, ...]]]:
+    """The groups of the device meshes by axis, those of one rank left out."""
+    found = {}
+    for mesh in filter(None, (layout.weights, layout.experts, layout.sequences)):
+        for index, (name, size) in enumerate(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True)):
+            rows = mesh.mesh.movedim(index, -1).reshape(-1, size).tolist()
+            found[name] = {tuple(row) for row in rows} if size > 1 else set()
+    return {name: groups for name, groups in found.items() if groups}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_groups_that_are_told(case: str) -> None:
+    """Rank 0 prints the groups of which the meshes are made, in the words of the plan's README.md."""
+    config = configuration(case)
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=config.strategy.gpus)
+    try:
+        meshes = formed(make_layout(config))
+    finally:
+        torch.distributed.destroy_process_group()
+    told = {
+        line.partition(" (")[0].rpartition(" ")[0]: {
+            tuple(json.loads(group)) for group in re.findall(r"\[[0-9, ]+\]", line)
+        }
+        for line in group_lines(config)
+    }
+    # The meshes have context and data ranks on one axis.
+    beside = " x cp" if config.strategy.cp > 1 else ""
+    sharded = config.strategy.zero_stage > 0
+    same = [("tp", "tp"), ("cp", "cp"), ("pp", "pp"), ("ep", "ep")]
+    same += [(f"dp_shard{beside if sharded else ''}", "shard"), (f"dp_replicate{'' if sharded else beside}", "replica")]
+    assert set(told) <= {"edp", "dp_shard", "dp_replicate", *(mine for mine, _ in same)}
+    for mine, theirs in same:
+        assert told.get(mine) == meshes.get(theirs)
+
+
+def test_many_groups_are_cut_short() -> None:
+    """A log of thousands of ranks has a line an axis, not a rank."""
+    config = configuration("ddp")
+    large = config.model_copy(update={"strategy": config.strategy.model_copy(update={"dp": 512, "tp": 32})})
+    tp, dp = (line.split("): ")[1] for line in sorted(group_lines(large), reverse=True))
+    assert tp.startswith("[0, 1, 2, ..., 31] [32, 33, 34, ..., 63] ")
+    assert tp.endswith(" and 496 more")
+    assert dp.startswith("[0, 32, 64, ..., 16352] ")
 
 
 @pytest.mark.parametrize(

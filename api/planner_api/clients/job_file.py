@@ -4,13 +4,16 @@ Every field is checked before anything is planned or submitted; only ``slurm.set
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
-from planner.errors import InputError
+from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.service.inputs import read_mapping
 from planner.service.models import FILE_SUFFIXES
 from planner.service.profiles import load_profile
@@ -19,6 +22,7 @@ from planner.specs.base import Spec
 from planner.specs.cluster_file import ClusterFile
 from planner.specs.problems import input_error, shown
 from planner.specs.profile import Profile
+from planner_api.wording import in_fields, pointers_of
 
 FROM_SLURM = "from-slurm"
 WHERE = "job.yaml"
@@ -151,38 +155,74 @@ class JobFile(Spec):
 
 def load_job(path: Path) -> JobFile:
     """The content of a job.yaml; InputError names the field that cannot be used."""
-    content = read_mapping(path, WHERE)
+    content = read_mapping(path, str(path))
     try:
-        return JobFile.model_validate(content, strict=False, by_alias=True, by_name=False)
+        # Strict, for true is no number; as JSON, in which lists become tuples and YAML's dates are texts.
+        return JobFile.model_validate_json(json.dumps(content, default=str), strict=True, by_alias=True, by_name=False)
     except ValidationError as problem:
         raise _told(problem, str(path)) from problem
 
 
+_DATA = {"function-after[_one(), ModelPart]", "SlurmMachines"}
+_BRANCHES = {*_DATA, "str", "int", "bool", f"literal['{FROM_SLURM}']"}
+"""Names of a union's branches, which stand in the places of pydantic's complaints."""
+_ALLOWED = {
+    "model": "a name of the catalogue, a path, or a mapping with config or dimensions",
+    "cluster": f"{FROM_SLURM}, or a mapping: gpu, gpus or nodes, ... (as a cluster file)",
+    "pins": "a whole number, a word, true or false",
+    "job": "a number of sequences (512), or of tokens with a suffix (4Mi)",
+}
+"""By part of the file, what a field of several kinds can be."""
+
+
 def _told(problem: ValidationError, path: str) -> InputError:
     """The complaint about the branch that was meant: unions name every branch, and a mapping is never the word."""
-    first = problem.errors(include_url=False)[0]
-    if first["loc"][:1] == ("cluster",) and len(first["loc"]) == 2:
-        allowed = f"{FROM_SLURM}, or a mapping: gpu, gpus or nodes, ... (as a cluster file)"
-        meant = next((e for e in problem.errors(include_url=False) if "SlurmMachines" in e["loc"]), first)
-        where = ".".join(str(part) for part in meant["loc"] if part != "SlurmMachines")
-        if len(meant["loc"]) > 2:
-            message = meant["msg"].removeprefix("Value error, ")
-            unknown = meant["type"] == "extra_forbidden"
-            return InputError(
-                "this field does not exist" if unknown else message[:1].lower() + message[1:],
-                where=f"{path}: {where}",
-                got=shown(meant.get("input")),
-                allowed=", ".join(["from", *ClusterFile.model_fields]) if unknown else None,
-                hint=f"remove {where}" if unknown else f"give {where} another value",
-            )
+    errors = problem.errors(include_url=False)
+    first = errors[0]
+    part = first["loc"][0] if first["loc"] else ""
+    data = (error for error in errors if error["loc"][:1] == (part,) and _DATA & set(error["loc"]))
+    meant = next(data, first) if isinstance(first.get("input"), dict) else first
+    place = [step for step in meant["loc"] if step not in _BRANCHES]
+    where = ".".join(map(str, place))
+    if meant["loc"] and meant["loc"][-1] in _BRANCHES - _DATA:
         return InputError(
-            "the machines cannot be read",
-            where=f"{path}: cluster",
+            "this is none of the things that can stand here",
+            where=f"{path}: {where}",
             got=shown(first.get("input")),
-            allowed=allowed,
-            hint=f"write cluster: {FROM_SLURM}, or cluster: {{gpu: h100, nodes: 4}}",
+            allowed=_ALLOWED[str(part)],
+            hint=f"give {where} another value",
         )
-    return input_error(problem, path, JobFile.model_fields)
+    if part == "cluster" and meant["type"] == "extra_forbidden":
+        return InputError(
+            "this field does not exist",
+            where=f"{path}: {where}",
+            got=shown(meant.get("input")),
+            allowed=", ".join(["from", *ClusterFile.model_fields]),
+            hint=f"remove {where}",
+        )
+    again = InitErrorDetails(type=meant["type"], loc=tuple(place), input=meant["input"], ctx=meant.get("ctx", {}))
+    return input_error(ValidationError.from_exception_data(problem.title, [again]), path, JobFile.model_fields)
+
+
+def in_its_words(error: PlannerError, path: Path) -> PlannerError:
+    """An error of the library, which speaks of options, in the fields of a job file; commands stay commands."""
+    told = copy.copy(error)
+    where = error.where or ""
+    if where.startswith(f"{WHERE}:"):
+        told.where = f"{path}{where.removeprefix(WHERE)}"
+    elif fields := pointers_of(where):
+        told.where = f"{path}: {', '.join(field.strip('/').replace('/', '.') for field in fields)}"
+    told.message = _in_fields(error.message)
+    told.hint = None if error.hint is None else _in_fields(error.hint)
+    if isinstance(told, InfeasibleError):
+        changes = told.details.get("relaxations", ())
+        told.details = {**told.details, "relaxations": [_in_fields(text) for text in changes]}
+    return told
+
+
+def _in_fields(text: str) -> str:
+    parts = re.split(r"(`planner [^`]*`)", text)
+    return "".join(part if part.startswith("`planner ") else in_fields(part) for part in parts)
 
 
 class Asked(Spec):

@@ -74,8 +74,15 @@ class PlannerClient:
         headers = {"User-Agent": f"parallel-planner/{__version__}", "Accept": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {_checked_token(token, self.url, allowed=plain or local)}"
-        # A proxy of the environment would be handed what is meant for this machine alone.
-        self._http = httpx.Client(headers=headers, timeout=timeout_s, follow_redirects=False, trust_env=not local)
+        self._http = httpx.Client(
+            headers=headers,
+            timeout=timeout_s,
+            follow_redirects=False,
+            # A proxy of the environment would be handed what is meant for this machine alone.
+            trust_env=not local,
+            # Whose certificates are trusted, SSL_CERT_FILE and SSL_CERT_DIR say everywhere.
+            verify=httpx.create_ssl_context() if self.url.startswith("https:") else True,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +178,7 @@ class PlannerClient:
             raise PlannerError(
                 f"the service cannot be reached: {str(problem) or type(problem).__name__}",
                 where=self.url,
-                hint=_UNREACHABLE_HINT,
+                hint=_hint_of(problem),
             ) from problem
 
     def _refusal(self, answer: httpx.Response) -> PlannerError:
@@ -230,7 +237,11 @@ class PlannerClient:
         if not isinstance(result, dict):
             address = self._same_service(f"/v1/plans/{quote(str(state.get('id')), safe='')}/result")
             result = self._object(self._asked("GET", address, time.monotonic() + self.deadline_s))
-        return read_plan(json.dumps(result), f"{self.url}: result")
+        try:
+            return read_plan(json.dumps(result), "result")
+        except InputError as problem:
+            place = f"{problem.where}: {problem.message}"
+            raise self._odd(f"a plan document of this version ({place})", problem.got) from problem
 
     def _object(self, answer: httpx.Response) -> dict[str, Any]:
         content = document_of(answer.text)
@@ -246,6 +257,14 @@ class PlannerClient:
             allowed=allowed,
             hint=f"check --server or {URL_VARIABLE}, and that client and service are of one version",
         )
+
+
+def _hint_of(problem: Exception) -> str:
+    """What to do where nothing came back."""
+    text = str(problem)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "set SSL_CERT_FILE to a file (PEM) with the certificate of the authority that this service's is from"
+    return "does this port speak https? check --server" if "SSL" in text else _UNREACHABLE_HINT
 
 
 def _checked_url(text: str) -> str:

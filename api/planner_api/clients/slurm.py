@@ -180,14 +180,23 @@ def log_name(job_script: str, part: SlurmPart, job_id: int | str) -> str:
 
 def submit(folder: Path, part: SlurmPart) -> Submitted:
     """Hand the files in ``folder`` to Slurm; InputError with its words and a hint where it refuses."""
-    again = f"the files are in {shlex.quote(str(folder))}: `{shlex.join(command(part))}` there submits them, too"
-    said = _said(command(part), folder=folder, after=again)
+    said = _said(command(part), folder=folder, after=by_hand(folder, part))
     found = _JOB_ID.search(said)
     if found is None:
         raise InputError(
-            "sbatch did not print the number of a job", where="sbatch", got=shown(said), hint="`squeue --me` lists it"
+            "sbatch did not print the number of a job", where="sbatch", got=shown(said), hint=unclear(folder, part)
         )
     return Submitted(int(found[1]), found[2])
+
+
+def by_hand(folder: Path, part: SlurmPart) -> str:
+    """Where the files are, and the command that submits them."""
+    return f"the files are in {shlex.quote(str(folder))}: `{shlex.join(command(part))}` there submits them, too"
+
+
+def unclear(folder: Path, part: SlurmPart) -> str:
+    """What to do where nobody knows whether sbatch has handed the job over."""
+    return f"`squeue --me` lists the job if there is one, otherwise {by_hand(folder, part)}"
 
 
 def _said(words: Sequence[str], *, folder: Path | None = None, after: str = "") -> str:
@@ -195,13 +204,21 @@ def _said(words: Sequence[str], *, folder: Path | None = None, after: str = "") 
     left = {name: value for name, value in os.environ.items() if name not in _KEPT_BACK}
     try:
         done = subprocess.run(  # noqa: S603 - an argument list, every word of it checked by the job file
-            list(words), cwd=folder, env=left, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            list(words),
+            cwd=folder,
+            env=left,
+            capture_output=True,
+            # Sites print greetings in encodings of their own.
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as problem:
         raise InputError(
             f"{words[0]} did not answer within {counted(TIMEOUT_S, 'second')}",
             where=words[0],
-            hint=_joined("is the controller up? `scontrol ping` says so", after),
+            hint=_joined("is the controller up? `scontrol ping` says so", "`squeue --me` lists your jobs", after),
         ) from problem
     except OSError as problem:
         raise InputError(

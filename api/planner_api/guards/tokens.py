@@ -78,8 +78,10 @@ class Gate:
 
     async def _find(self, text: str) -> Token | None:
         """The token of this text; valid ones are remembered."""
-        token = self._known.get(text) or await self._store.find(text)
-        if token is not None and token.valid:
+        remembered = self._known.get(text)
+        token = remembered or await self._store.find(text)
+        # Storing it again would start its time anew, and a revoked token that is in use would never end.
+        if remembered is None and token is not None and token.valid:
             self._known[text] = token
         return token
 

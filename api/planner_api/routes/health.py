@@ -44,4 +44,5 @@ async def ready(served: Served) -> Response:
 )
 async def metrics(served: Served, _: Reader) -> Response:
     """Numbers for Prometheus."""
-    return Response(served.metrics.text(await served.plans.counts()), media_type=CONTENT_TYPE_LATEST)
+    text = served.metrics.text(await served.plans.counts(), await served.plans.ended())
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -142,7 +142,8 @@ def _unusable(url: URL, reason: str) -> InputError:
     return InputError(
         f"the database cannot be used: {reason}",
         where="PLANNER_DATABASE_URL",
-        got=shown(url.render_as_string(hide_password=True)),
+        # Drivers take a password among the options, too.
+        got=shown(url.set(query={}).render_as_string(hide_password=True)),
         hint="check that it exists, that it runs and that this user may write to it",
     )
 

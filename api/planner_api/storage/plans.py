@@ -212,6 +212,13 @@ class PlanStore:
             rows = await db.execute(select(plans.c.state, func.count()).group_by(plans.c.state))
             return {str(state): int(count) for state, count in rows.all()}
 
+    async def ended(self) -> dict[str, int]:
+        """How many plans have ended with which outcome, or in which state where there is none."""
+        outcome = func.coalesce(plans.c.outcome, plans.c.state)
+        async with self._database.begin() as db:
+            rows = await db.execute(select(outcome, func.count()).where(plans.c.state.in_(FINISHED)).group_by(outcome))
+            return {str(name): int(count) for name, count in rows.all()}
+
     async def forget(self, older_than_s: float) -> int:
         """Finished plans that are older are gone; how many."""
         old = and_(plans.c.state.in_(FINISHED), plans.c.finished_at < time.time() - older_than_s)

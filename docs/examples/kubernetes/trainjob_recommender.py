@@ -5,13 +5,15 @@
 
 What is trained stands in annotations (``planner/model: 70b``, ``planner/gpu: h100``, ``planner/gpus: "128"`` ...); the
 job gets nodes, processes, resources and, where it has no command of its own, the plan's launch files and the patch that
-mounts them.  Nothing is printed unless everything worked, so that kubectl applies all or nothing.
+mounts them.  What it printed it takes again, after a change of the annotations.  Nothing is printed unless everything
+worked, so that kubectl applies all or nothing.
 Exit codes: 2 the job or its annotations cannot be used, 3 no plan fits, 1 the service cannot be asked.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +36,10 @@ KNOWN = ("model", *WORDS_OF_CLUSTER, *NUMBERS_OF_CLUSTER, "seq-len", *WORDS_OF_J
 ANSWERS = ("plan-id", "verdict")
 KEPT_OF_METADATA = ("name", "generateName", "namespace", "labels")
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+PARTS_OF_GPUS = re.compile(r"/(mig-|gpu\.|gpu-)")
+"""``nvidia.com/mig-1g.10gb``, and GPUs that several pods share."""
+FILES_OF_A_PLAN = re.compile(r"plan-[0-9a-f]{12}-files")
+MANAGER = "parallel-planner.local/files"
 DATA_VOLUME = "data"
 PLACEHOLDER = "/replace-me"
 MAX_CONFIG_MAP_BYTES = 1_000_000
@@ -48,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text(encoding="utf-8")
-        job = read_job(text)
+        job, given_files = read_job(text)
         with PlannerClient(options.server) as client:
             document = client.suggest(question(job))
             files = client.artifacts(document.id, "trainjob")
-        printed, notes = recommended(job, document, files, sizes_only=options.sizes_only)
+        config_map, made, notes = recommended(job, document, files, sizes_only=options.sizes_only)
     except PlannerError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -61,30 +67,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return InputError.exit_code
     for note in notes:
         sys.stderr.write(f"note: {note}\n")
-    yaml.safe_dump_all(printed, sys.stdout, sort_keys=False)
+    yaml.safe_dump_all([*(given_files if config_map is None else [config_map]), made], sys.stdout, sort_keys=False)
     return 0
 
 
-def read_job(text: str) -> dict[str, Any]:
-    """The one TrainJob of a text; InputError for anything else."""
+def read_job(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The one TrainJob of a text, and the files of a plan that were printed with it; InputError for anything else."""
     try:
         found = [part for part in yaml.safe_load_all(text) if part is not None]
     except (yaml.YAMLError, RecursionError) as problem:
         raise InputError(f"this is neither YAML nor JSON: {' '.join(str(problem).split())[:200]}") from problem
-    job = found[0] if len(found) == 1 and isinstance(found[0], dict) else {}
+    given_files = [part for part in found if is_files(part)]
+    others = [part for part in found if not is_files(part)]
+    job = others[0] if len(others) == 1 and isinstance(others[0], dict) else {}
     version = str(job.get("apiVersion"))
     spec, metadata = job.get("spec"), job.get("metadata")
     if job.get("kind") != "TrainJob" or not version.startswith(f"{GROUP}/"):
         raise InputError(
             "this is not a TrainJob",
-            got=f"{len(found)} documents" if len(found) != 1 else f"{version} {job.get('kind')}",
-            allowed=f"one TrainJob of {GROUP}/v1alpha1",
+            got=f"{len(others)} documents" if len(others) != 1 else f"{version} {job.get('kind')}",
+            allowed=f"one TrainJob of {GROUP}/v1alpha1, and the ConfigMap of its plan's files",
             hint="for example: kubectl get trainjob NAME -o yaml",
         )
     if not isinstance(spec, dict) or not isinstance(metadata, dict):
         raise InputError("the TrainJob has no metadata or no spec", hint="see `kubectl explain trainjob`")
+    runtime = spec.get("runtimeRef")
+    if not isinstance(runtime, dict) or not isinstance(runtime.get("name"), str) or not runtime["name"]:
+        raise InputError(
+            "the TrainJob names no runtime",
+            where="spec.runtimeRef",
+            allowed="a mapping with the name of a ClusterTrainingRuntime or TrainingRuntime",
+            hint="for example runtimeRef: {name: torch-distributed}; `kubectl get clustertrainingruntimes` lists them",
+        )
     check_shapes(job)
-    return job
+    return job, given_files
+
+
+def is_files(part: Any) -> bool:
+    """Whether a document is the ConfigMap that this program prints."""
+    metadata = part.get("metadata") if isinstance(part, dict) and part.get("kind") == "ConfigMap" else None
+    return isinstance(metadata, dict) and FILES_OF_A_PLAN.fullmatch(str(metadata.get("name"))) is not None
 
 
 def check_shapes(job: dict[str, Any]) -> None:
@@ -112,6 +134,14 @@ def check_shapes(job: dict[str, Any]) -> None:
         )
         if not fine or not all(isinstance(name, str) for name in names):
             raise InputError("this part of the TrainJob has another shape", where=where, hint="see `kubectl explain`")
+        slices = [name for name in names if PARTS_OF_GPUS.search(name)]
+        if slices:
+            raise InputError(
+                "a plan is for whole GPUs, not for parts of them",
+                where=where,
+                got=slices[0],
+                hint="take it out of the job",
+            )
 
 
 def asked_of(job: dict[str, Any]) -> dict[str, str]:
@@ -189,7 +219,8 @@ def pins(text: str) -> dict[str, int | str]:
 def own_size(job: dict[str, Any]) -> dict[str, int]:
     """Nodes, and GPUs of a node, that the job already asks for."""
     trainer = job["spec"].get("trainer") or {}
-    limits = (trainer.get("resourcesPerNode") or {}).get("limits") or {}
+    per_node = trainer.get("resourcesPerNode") or {}
+    asked_for = {**(per_node.get("requests") or {}), **(per_node.get("limits") or {})}
     nodes = trainer.get("numNodes")
     if not isinstance(nodes, int) or nodes < 1:
         raise InputError(
@@ -197,53 +228,71 @@ def own_size(job: dict[str, Any]) -> dict[str, int]:
             where=f"metadata.annotations: {PREFIX}gpus",
             hint=f"annotate {PREFIX}gpus or {PREFIX}nodes, or set spec.trainer.numNodes",
         )
-    gpus = [int(count) for name, count in limits.items() if name.endswith("/gpu") and str(count).isdigit()]
+    gpus = [int(count) for name, count in asked_for.items() if name.endswith("/gpu") and str(count).isdigit()]
     return {"nodes": nodes, **({"gpus_per_node": gpus[0]} if gpus and gpus[0] else {})}
 
 
 def recommended(
     job: dict[str, Any], document: PlanDocument, files: dict[str, str], *, sizes_only: bool
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """(documents for kubectl: the ConfigMap of the files where the plan's command is used, and the TrainJob; notes)."""
+) -> tuple[dict[str, Any] | None, dict[str, Any], list[str]]:
+    """(ConfigMap of the plan's files where the job mounts them, the TrainJob, notes)."""
     rendered = yaml.safe_load(files["trainjob.yaml"])["spec"]
-    spec, metadata = dict(job["spec"]), job["metadata"]
-    trainer = dict(spec.get("trainer") or {})
-    own = bool(trainer.get("command") or trainer.get("args"))
-    notes: list[str] = []
-    printed: list[dict[str, Any]] = []
-    trainer["numNodes"] = rendered["trainer"]["numNodes"]
-    trainer["numProcPerNode"] = rendered["trainer"]["numProcPerNode"]
-    trainer["resourcesPerNode"] = resources(trainer.get("resourcesPerNode") or {}, rendered["trainer"])
-    trainer["env"] = environment(trainer.get("env") or [], document)
-    if own or sizes_only:
-        if own and not sizes_only:
-            notes.append("the job keeps its own command: the plan's degrees are in its PLANNER_ variables")
-    else:
+    spec = dict(job["spec"])
+    given = spec.get("trainer") or {}
+    spec["trainer"] = trainer = sized(given, rendered["trainer"], document)
+    patches = spec.get("runtimePatches") or []
+    kept = [patch for patch in patches if patch.get("manager") != MANAGER]
+    own = has_own_command(trainer, rendered["trainer"]["command"])
+    config_map: dict[str, Any] | None = None
+    notes = limits_left_out(given, trainer)
+    if not sizes_only and (not own or len(kept) < len(patches)):
         require_variables(trainer["env"], rendered["trainer"].get("env") or [])
-        trainer["command"] = rendered["trainer"]["command"]
         config_map, patch = mounted(rendered, files, asked_of(job).get("claim"))
-        kept = [given for given in spec.get("runtimePatches") or [] if given.get("manager") != patch["manager"]]
         spec["runtimePatches"] = [*kept, patch]
-        if "namespace" in metadata:
-            config_map["metadata"]["namespace"] = metadata["namespace"]
-        printed.append(config_map)
-    spec["trainer"] = trainer
-    printed.append(
-        {
-            "apiVersion": job["apiVersion"],
-            "kind": "TrainJob",
-            "metadata": {
-                **{name: metadata[name] for name in KEPT_OF_METADATA if name in metadata},
-                "annotations": {
-                    **{k: v for k, v in (metadata.get("annotations") or {}).items() if k != LAST_APPLIED},
-                    f"{PREFIX}plan-id": document.id,
-                    f"{PREFIX}verdict": verdict(document),
-                },
+        if "namespace" in job["metadata"]:
+            config_map["metadata"]["namespace"] = job["metadata"]["namespace"]
+    elif len(kept) < len(patches) and document.id[:12] not in str(patches):
+        notes.append("the job still mounts the files of another plan: without --sizes-only it gets those of this one")
+    if not sizes_only and own:
+        notes.append("the job keeps its own command: the plan's degrees are in its PLANNER_ variables")
+    elif not sizes_only:
+        trainer["command"] = rendered["trainer"]["command"]
+    return config_map, renewed(job, document, spec), notes + [f"plan: {warning}" for warning in document.warnings]
+
+
+def has_own_command(trainer: dict[str, Any], planned: list[str]) -> bool:
+    """Whether a job starts something else than a plan's files, as this program itself may have written."""
+    command = trainer.get("command")
+    return command != planned if command else bool(trainer.get("args"))
+
+
+def sized(given: dict[str, Any], rendered: dict[str, Any], document: PlanDocument) -> dict[str, Any]:
+    """The trainer with the plan's nodes, processes, resources and variables."""
+    return {
+        **given,
+        "numNodes": rendered["numNodes"],
+        "numProcPerNode": rendered["numProcPerNode"],
+        "resourcesPerNode": resources(given.get("resourcesPerNode") or {}, rendered),
+        "env": environment(given.get("env") or [], document),
+    }
+
+
+def renewed(job: dict[str, Any], document: PlanDocument, spec: dict[str, Any]) -> dict[str, Any]:
+    """The job as kubectl applies it: nothing that only the cluster writes, and the plan's id and verdict."""
+    metadata = job["metadata"]
+    return {
+        "apiVersion": job["apiVersion"],
+        "kind": "TrainJob",
+        "metadata": {
+            **{name: metadata[name] for name in KEPT_OF_METADATA if name in metadata},
+            "annotations": {
+                **{k: v for k, v in (metadata.get("annotations") or {}).items() if k != LAST_APPLIED},
+                f"{PREFIX}plan-id": document.id,
+                f"{PREFIX}verdict": verdict(document),
             },
-            "spec": spec,
-        }
-    )
-    return printed, notes + [f"plan: {warning}" for warning in document.warnings]
+        },
+        "spec": spec,
+    }
 
 
 def verdict(document: PlanDocument) -> str:
@@ -257,12 +306,34 @@ def verdict(document: PlanDocument) -> str:
 
 
 def resources(given: dict[str, Any], rendered: dict[str, Any]) -> dict[str, Any]:
-    """What a pod asks for: the plan's GPUs, cores and memory; other resources (rdma/...) stay as they were."""
+    """What a pod asks for: the plan's GPUs, cores and memory; other resources (rdma/...) stay as they were, as does a
+    limit of the cores that is not below them."""
     made = dict(given)
     for part, wanted in rendered["resourcesPerNode"].items():
         others = {k: v for k, v in (given.get(part) or {}).items() if not k.endswith("/gpu")}
         made[part] = {**others, **wanted}
+    limits = made["limits"]
+    if "cpu" in limits and cores(limits["cpu"]) < cores(made["requests"]["cpu"]):
+        made["limits"] = {name: value for name, value in limits.items() if name != "cpu"}
     return made
+
+
+def cores(quantity: Any) -> float:
+    """Cores of "4", 4 or "4000m"; none where it is written in another way, so that it is no limit that stays."""
+    text = str(quantity)
+    number = text.removesuffix("m")
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", number):
+        return 0.0
+    return float(number) / (1000 if number != text else 1)
+
+
+def limits_left_out(given: dict[str, Any], made: dict[str, Any]) -> list[str]:
+    """A note where a limit of the cores is gone."""
+    before, after = (((part.get("resourcesPerNode") or {}).get("limits") or {}).get("cpu") for part in (given, made))
+    if before is None or after is not None:
+        return []
+    wanted = made["resourcesPerNode"]["requests"]["cpu"]
+    return [f"the limit of {before} cores is left out: a pod of the plan asks for {wanted}"]
 
 
 def environment(given: list[dict[str, Any]], document: PlanDocument) -> list[dict[str, Any]]:

@@ -44,10 +44,10 @@ end
 
 -- {model = "70b", gpus = "128", ...} of a comment; nil where it is not ours; nil and the complaint where it is wrong.
 local function asked(comment)
-  if type(comment) ~= "string" or not comment:match("^planner%s") then return nil end
+  if type(comment) ~= "string" or not (comment .. " "):match("^planner%s") then return nil end
   if #comment > 512 then return nil, "the comment is too long" end
   local found = {}
-  for word in comment:gsub("^planner%s+", ""):gmatch("%S+") do
+  for word in comment:gsub("^planner%s*", ""):gmatch("%S+") do
     local name, value = word:match("^([a-z_]+)=([A-Za-z0-9][A-Za-z0-9._-]*)$")
     if name == nil or #value > 80 then
       return nil, "'" .. printable(word, 60) .. "' is not name=value (letters, digits, dots, hyphens)"
@@ -203,6 +203,34 @@ local function is_set(value)
   return value ~= nil and value ~= NO_VAL and value ~= NO_VAL16 and value ~= 0
 end
 
+-- (GPUs that an option's text asks for, nil for none; the other resources in it), of "gres:gpu:h100:8,gres:nvme:1".
+local function gpus_of(text)
+  local number, others = nil, {}
+  for part in (text or ""):gmatch("[^,]+") do
+    local name = part:gsub("^gres[:/]", "")
+    if name == "gpu" or name:match("^gpu[:=]") then
+      number = (number or 0) + tonumber(name:match("[:=](%d+)$") or 1)
+    else
+      others[#others + 1] = part
+    end
+  end
+  return number, others
+end
+
+-- Where the job asks for other GPUs than the plan: "--gpus", say; nil where it asks for none or the same.
+local function other_gpus(job, nodes, on_node)
+  local options = {
+    { "--gres or --gpus-per-node", job.tres_per_node, on_node }, { "--gpus", job.tres_per_job, nodes * on_node },
+    { "--gpus-per-task", job.tres_per_task, on_node }, { "--gpus-per-socket", job.tres_per_socket, nil },
+  }
+  for position = 1, #options do
+    local name, text, planned = options[position][1], options[position][2], options[position][3]
+    local stated = gpus_of(text)
+    if stated ~= nil and stated ~= planned then return name end
+  end
+  return nil
+end
+
 -- Puts the size of the plan into the job; refuses a job that states another.
 local function sized(job, state)
   local cluster, strategy = at(state, "result", "request", "cluster"), at(state, "result", "best", "strategy")
@@ -219,8 +247,19 @@ local function sized(job, state)
     return refused(string.format("the plan needs %d nodes, the job asks for others", nodes), "leave out --nodes")
   end
   job.min_nodes, job.max_nodes = nodes, nodes
+  local stated = other_gpus(job, nodes, on_node)
+  if stated ~= nil then
+    return refused(string.format("the plan needs %d GPUs a node, the job asks for others", on_node), "leave out " .. stated)
+  end
   job.num_tasks, job.ntasks_per_node = nodes, 1
-  job.tres_per_node = string.format("%s:%d", SETTINGS.gres, on_node)
+  if job.ntasks_per_socket ~= nil then job.ntasks_per_socket = NO_VAL16 end
+  -- Slurm has counted the cores by the tasks that the job had until now.
+  job.min_cpus = nodes * (is_set(job.cpus_per_task) and job.cpus_per_task or 1)
+  local asked_for, others = gpus_of(job.tres_per_node)
+  if asked_for == nil then
+    others[#others + 1] = string.format("%s:%d", SETTINGS.gres, on_node)
+    job.tres_per_node = table.concat(others, ",")
+  end
   local degrees = {}
   for _, name in ipairs({ "tp", "cp", "pp", "ep", "dp", "zero_stage", "micro_batch" }) do
     local degree = strategy[name]

@@ -2,7 +2,7 @@
 ``python -m planner_validate.trainer.worker --config run.json --out DIR``.
 
 It writes ``rank-R.phase`` whenever it starts something new, ``rank-R.json`` when it is done, and
-``rank-R.failure.json`` when it cannot go on; nothing else leaves the process."""
+``rank-R.failure.json`` when it cannot go on; rank 0 prints what the run does."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from planner.specs.base import Spec
 from planner.specs.validation import FailureKind, RankFailure, RankResult, RunConfig
 from planner_validate.runs.keeper import die_with_parent
 from planner_validate.trainer.gradients import check_gradients
+from planner_validate.trainer.job_log import JobLog
 from planner_validate.trainer.observe import Observer, collective_seconds, summed
 from planner_validate.trainer.training import Trainer, build
 
@@ -86,7 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         post.phase("start")
         config = RunConfig.model_validate_json(options.config.read_text(encoding="utf-8"))
-        post.result(run(config, rank, post))
+        log = JobLog(config, rank, options.out)
+        post.result(run(config, rank, post, log))
+        log.end()
     except BaseException as error:
         report(post, rank, error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -141,7 +144,7 @@ def module_of(trace: TracebackType | None) -> str:
     return names.get(id(modules[-1]), type(modules[-1]).__name__) or type(modules[-1]).__name__.lower()
 
 
-def run(config: RunConfig, rank: int, post: Post) -> RankResult:
+def run(config: RunConfig, rank: int, post: Post, log: JobLog) -> RankResult:
     """Gradient check, warm-up, measured steps and one observed step of this rank."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != config.strategy.gpus:
@@ -156,14 +159,16 @@ def run(config: RunConfig, rank: int, post: Post) -> RankResult:
         torch.cuda.set_device(local)
     post.phase("joining the process group")
     dist.init_process_group("nccl" if config.device == "cuda" else "gloo", timeout=timedelta(seconds=config.timeout_s))
-    return _measured(config, rank, post)
+    log.start()
+    return _measured(config, rank, post, log)
 
 
-def _measured(config: RunConfig, rank: int, post: Post) -> RankResult:
+def _measured(config: RunConfig, rank: int, post: Post, log: JobLog) -> RankResult:
     checked = None
     if config.check_gradients:
         post.phase("gradient check")
         checked = check_gradients(config)
+        log.gradients(checked)
         # Autograd graphs and hooks of the copy refer to each other.
         gc.collect()
     on_gpu = config.device == "cuda"
@@ -177,10 +182,12 @@ def _measured(config: RunConfig, rank: int, post: Post) -> RankResult:
     for index in range(config.warmup_steps):
         post.phase(f"warm-up step {index + 1}")
         result = result.model_copy(update={"warmup": (*result.warmup, trainer.step(index))})
+        log.step("warm-up step", index, config.warmup_steps, result.warmup[-1])
         post.partial(result)
     for index in range(config.measured_steps):
         post.phase(f"step {index + 1}")
         result = result.model_copy(update={"steps": (*result.steps, trainer.step(config.warmup_steps + index))})
+        log.step("step", index, config.measured_steps, result.steps[-1])
         post.partial(result)
     result = result.model_copy(
         update={
