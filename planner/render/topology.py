@@ -105,7 +105,7 @@ class Topology:
         """Most nodes that any group of the kind has ranks on: one may straddle a border that the first does not."""
         ranks = np.arange(self.ranks)
         places = np.unique(np.stack([kind.number(ranks), ranks // self.local_ranks]), axis=1)
-        return int(np.unique(places[0], return_counts=True)[1].max())
+        return int(np.unique(places[0], return_counts=True)[1].max(initial=1))
 
     def used(self) -> tuple[Axis, ...]:
         """Axes with more than one rank, slowest first; all of them for a single GPU."""

@@ -29,7 +29,7 @@ from tests.strategies import legal, machines, question, strategy
 pytestmark = pytest.mark.parsers
 
 RUNNER = Path(__file__).with_name("run_torchtitan.py")
-RANDOM_PLANS, CORNER_PLANS = 60, 40
+RANDOM_PLANS, CORNER_PLANS = 35, 25
 SHOW_WORDS = 'set -eu; source ./torchtitan_args.sh; printf "%s\\0" "${TORCHTITAN_ARGS[@]}"'
 
 
