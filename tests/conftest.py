@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from tests.parsers.matrix import PROPERTY, Row, table
 
-pytest_plugins = ["tests.postgres"]
+pytest_plugins = ["tests.browser", "tests.postgres"]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")

@@ -30,7 +30,7 @@ def check_usable(run: MeasuredRun) -> None:
 def _check_speed(case: Case) -> None:
     context, measured_s = case.context, case.run.measured.step_time_s
     job, gpus = context.job, context.cluster.gpus
-    flops_per_token = model_flops_per_token(context.model, job.seq_len, frozen=job.task == "lora")
+    flops_per_token = model_flops_per_token(context.model, job.attended_tokens, frozen=job.frozen)
     least_s = job.global_batch * job.seq_len * flops_per_token / (gpus * mfu_peak(context) * MOST_OF_PEAK)
     if measured_s is not None and measured_s < least_s:
         raise InputError(
