@@ -236,3 +236,23 @@ def test_no_published_run_is_called_impossible() -> None:
             check_usable(run)
         assert refused.value.where == field
         assert refused.value.hint
+
+
+def test_packed_samples_attend_among_themselves_only() -> None:
+    """The least time of a step counts what attends: a time that whole sequences would rule out is possible for packed
+    ones, and one that no packing explains is refused for both."""
+
+    def refused(seconds: float, **extra: Any) -> bool:
+        run = measured_run(model__seq_len=131_072, measured__step_time_s=seconds, run__extra=extra)
+        try:
+            check_usable(run)
+        except InputError as problem:
+            return "is so fast" in problem.message
+        return False
+
+    packed = {"features": {"sequence_packing": True}}
+    # 6 x 8.03e9 x 64 x 131,072 FLOPs at 16 x 989e12 x 1.05 per second are 24.3 s; attention adds more than twice that.
+    assert refused(40.0)
+    assert not refused(40.0, **packed)
+    assert refused(20.0)
+    assert refused(20.0, **packed)
